@@ -10,7 +10,11 @@ import pytest
 import soundfile
 from hypothesis import given
 from hypothesis import strategies as st
+from toys import MODEL, random_tree, toy_model
 
+from vadusa_jax.decode.accept import EXACT
+from vadusa_jax.decode.loop import Prompts, Settings, finish_names, generate, slots_needed
+from vadusa_jax.decode.sampling import Sampling, row_keys
 from vadusa_jax.evaluation import metrics, plots, report
 from vadusa_jax.evaluation.clips import (
     Clip,
@@ -71,6 +75,8 @@ class RoundCodec:
 
 class Parrot:
     """A recogniser that always hears the same words."""
+
+    cpu_threads = 2
 
     def transcribe(self, wave, sample_rate):
         return "the same words"
@@ -180,6 +186,25 @@ def test_acceptance_counts_nothing_past_the_end(sizes, data):
 def test_blocks_out_of_order_or_range_are_an_error(block_of):
     with pytest.raises(ValueError, match="blocks must rise"):
         metrics.blocks(np.array(block_of), steps=3)
+
+
+def test_acceptance_of_the_decode_loop_is_committed_tokens_over_passes():
+    """Case 13 on the loop itself: rows that end inside a block count up to their EOS."""
+    model, tree = toy_model(), random_tree(0, nodes=16)
+    prompts = Prompts(
+        tokens_BP=jnp.full((12, 3), MODEL.output_vocab),
+        length_B=jnp.full((12,), 3),
+        limit_B=jnp.full((12,), 60),
+        key_B=row_keys(0, jnp.arange(12)),
+    )
+    settings = Settings(tree, EXACT, Sampling(), repeat_limit=100)
+    state = generate(model, prompts, settings=settings, slots=slots_needed(3, 60, tree))
+    assert "eos" in finish_names(state.finish_B)
+    for said_S, step_S, count, passes in zip(state.said_BS, state.step_BS, state.count_B, state.passes_B, strict=True):
+        block_sizes = metrics.blocks(np.asarray(step_S[:count]), int(passes))
+        assert metrics.tokens_per_step(block_sizes) == pytest.approx(int(count) / int(passes))
+        assert min(block_sizes) >= 1 and block_sizes[0] == 1
+        assert MODEL.eos not in said_S[: count - 1]
 
 
 # Time and files

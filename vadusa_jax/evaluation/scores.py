@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -32,16 +33,19 @@ class Scored:
     dnsmos: float
 
 
-def score(clips: Iterable[Clip], recogniser: metrics.Recogniser) -> list[Scored]:
+def score(clips: Sequence[Clip], recogniser: metrics.Recogniser) -> list[Scored]:
     """Transcribes and marks every clip; equal waves (exact decoding beside AR) are listened to once."""
-    known: dict[bytes, tuple[str, float]] = {}
+
+    def listen(clip: Clip) -> tuple[str, float]:
+        return recogniser.transcribe(clip.wave_P, clip.sample_rate), metrics.dnsmos(clip.wave_P, clip.sample_rate)
+
+    distinct = {clip.wave_P.tobytes(): clip for clip in clips}
+    with ThreadPoolExecutor(recogniser.cpu_threads) as pool:
+        heard = list(tqdm(pool.map(listen, distinct.values()), "listen", len(distinct), disable=None))
+    known = dict(zip(distinct, heard, strict=True))
     scored = []
-    for clip in tqdm(clips, "listen", disable=None):
-        wave = clip.wave_P.tobytes()
-        if wave not in known:
-            transcript = recogniser.transcribe(clip.wave_P, clip.sample_rate)
-            known[wave] = transcript, metrics.dnsmos(clip.wave_P, clip.sample_rate)
-        transcript, mos = known[wave]
+    for clip in clips:
+        transcript, mos = known[clip.wave_P.tobytes()]
         scored.append(Scored(clip, transcript, metrics.count_errors(clip.sentence.text, transcript), mos))
     return scored
 
