@@ -1,0 +1,154 @@
+"""Text -> phones -> ids, the same way in training and in synthesis.
+
+Phones are the IPA of espeak-ng (American English), one symbol a character: letters, stress and length marks, the space
+between words, and the marks , . ? ! that carry prosody.
+"""
+
+import dataclasses
+import functools
+import json
+import logging
+import os
+import re
+import unicodedata
+from pathlib import Path
+
+PAD, SEP = 0, 1
+VERSION = 1
+_SPECIALS = ("<pad>", "<sep>")
+_MARKS = ",.?!"
+# All that espeak-ng en-us gives for English, and the rest of the IPA for loans that espeak reads in their own language.
+_ENGLISH = (
+    " !,.?abcdefghijklmnopqrstuvwxyzæçðøħŋœǀǁǂǃɐɑɒɓɔɕɖɗɘəɚɛɜɝɞɟɠɡɢɣɤɥɦɧɨɪɫɬɭɮɯɰɱɲɳɴɵɶɸɹɺɻɽɾʀʁʂʃʄʈʉʊʋʌʍʎʏʐʑʒʔʕʘʝʰʲʷ"  # noqa: RUF001
+    "ˈˌːˑ\u0303\u0329θβχᵻ"
+)
+_ABBREVIATIONS = {"dr": "doctor", "mr": "mister", "mrs": "missus", "ms": "miz", "prof": "professor", "vs": "versus"}
+_SIGNS = "$£€%&@#+=/*°'-"
+_MARK_RUN = re.compile(rf"\s*(?:(?<!\d)[{_MARKS}]|[{_MARKS}](?!\d))[{_MARKS}\s]*")
+
+
+class UnspeakableText(ValueError):
+    """The text holds nothing that can be read aloud in English; nothing may be decoded for it."""
+
+
+def normalize(text: str) -> str:
+    """Plain text that the voice reads: Latin letters, digits, a few signs, single spaces and single marks.
+
+    Other dashes, colons and brackets become commas or spaces, a run of marks becomes its strongest one, and a mark
+    ends every text. What cannot be read in English (other scripts, emoji, control characters) is left out of a text
+    that also holds readable words. Raises UnspeakableText if no Latin letter and no digit is left.
+    """
+    given = text
+    text = unicodedata.normalize("NFKC", text).translate({0x2018: "'", 0x2019: "'", 0x2044: "/"})
+    text = re.sub(
+        r"\b(?:[A-Za-z]\.){2,}", lambda m: m[0].upper().replace("A", "ay").replace(".", " "), text
+    )  # U.S., a.m.
+    text = re.sub(
+        rf"\b({'|'.join(_ABBREVIATIONS)})\.(?!\w)", lambda m: _ABBREVIATIONS[m[1].lower()], text, flags=re.IGNORECASE
+    )
+    text = re.sub(r"\s-+\s|--+|[\u2012-\u2015;()]|:(?!\d)", ", ", text)
+    text = "".join(_plain(c) for c in text)
+    if not re.search(r"[^\W_]", text):
+        raise UnspeakableText(f"nothing in {given!r} can be read aloud in English; give Latin letters or digits")
+    text = _MARK_RUN.sub(lambda m: f"{_strongest(m[0])} ", f"{text}.")
+    return " ".join(text.lstrip(_MARKS + " ").split())
+
+
+def _plain(character: str) -> str:
+    if character.isascii():
+        return character if character.isalnum() or character in _SIGNS + _MARKS + ":" else " "
+    if character in _SIGNS or (character < "\u0100" and character.isalpha()):
+        return character
+    base = re.match(r"LATIN (SMALL|CAPITAL) LETTER (\w)\b", unicodedata.name(character, ""))
+    return (base[2].lower() if base[1] == "SMALL" else base[2]) if base else " "
+
+
+def _strongest(marks: str) -> str:
+    # A final "." was added by normalize, so that a comma there gives way to it and a question mark does not.
+    return next(mark for mark in "?!.," if mark in marks)
+
+
+@functools.cache
+def _espeak():
+    import espeakng_loader
+    from phonemizer.backend import EspeakBackend
+    from phonemizer.backend.espeak.wrapper import EspeakWrapper
+
+    EspeakWrapper.set_library(espeakng_loader.get_library_path())
+    EspeakWrapper.set_data_path(espeakng_loader.get_data_path())  # without it espeak ends the process
+    quiet = logging.getLogger("vadusa_jax.phonemizer")
+    quiet.setLevel(logging.ERROR)
+    return EspeakBackend(
+        "en-us", with_stress=True, language_switch="remove-flags", punctuation_marks=_MARKS, logger=quiet
+    )
+
+
+def phonemize(text: str) -> str:
+    """IPA phones of one utterance, with stress, spaces between words and the marks , . ? ! of `normalize`.
+
+    Raises UnspeakableText for an empty text, marks or emoji alone, or a script other than Latin.
+    """
+    phones = ""
+    # Each stretch between marks alone: espeak gives back one entry for it, so marks never shift.
+    for piece in re.split(rf"((?<!\d)[{_MARKS}]|[{_MARKS}](?!\d))", normalize(text)):
+        if piece and piece in _MARKS:
+            phones = phones.rstrip() + piece if phones else ""
+        elif spoken := _speak(piece.strip()):
+            phones += f" {spoken}" if phones else spoken
+    if not phones:
+        raise UnspeakableText(f"espeak-ng has no phones for {text!r}; give Latin letters or digits")
+    return phones
+
+
+def _speak(piece: str) -> str:
+    if not piece:
+        return ""
+    entries = _espeak().phonemize([piece], strip=True)
+    return " ".join(" ".join(entries).replace("_", "").split())
+
+
+@dataclasses.dataclass(frozen=True)
+class Vocabulary:
+    """Phone symbols and their local ids: PAD 0, SEP 1, then the symbols in sorted order."""
+
+    symbols: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if self.symbols[:2] != _SPECIALS or list(self.symbols[2:]) != sorted(set(self.symbols[2:])):
+            raise ValueError(f"a vocabulary is {_SPECIALS} and then distinct sorted symbols, got {self.symbols}")
+
+    def __len__(self) -> int:
+        return len(self.symbols)
+
+    @classmethod
+    def english(cls) -> "Vocabulary":
+        """Everything that `phonemize` can give; the ids are part of a checkpoint and never change."""
+        return cls((*_SPECIALS, *sorted(_ENGLISH)))
+
+    @functools.cached_property
+    def _ids(self) -> dict[str, int]:
+        return {symbol: i for i, symbol in enumerate(self.symbols)}
+
+    def encode(self, phones: str) -> list[int]:
+        """Phones -> local ids; an unknown symbol is an error that names it."""
+        unknown = sorted(set(phones) - set(self._ids))
+        if unknown:
+            raise ValueError(f"no id for the phones {unknown} in {phones!r}; this vocabulary has {len(self)} symbols")
+        return [self._ids[phone] for phone in phones]
+
+    def decode(self, ids: list[int]) -> str:
+        """Local ids -> phones; PAD and SEP are left out."""
+        return "".join(self.symbols[i] for i in ids if i >= len(_SPECIALS))
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes JSON, whole or not at all."""
+        aside = Path(f"{path}.aside")
+        aside.write_text(json.dumps({"version": VERSION, "symbols": self.symbols}, indent=0) + "\n", encoding="utf-8")
+        os.replace(aside, path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> "Vocabulary":
+        stored = json.loads(Path(path).read_text(encoding="utf-8"))
+        if stored.get("version") != VERSION:
+            raise ValueError(f"{path} has vocabulary version {stored.get('version')}, this code reads {VERSION}")
+        return cls(tuple(stored["symbols"]))
