@@ -1,0 +1,167 @@
+"""Laws of packing and resuming, on token records written to disk."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vadusa_jax.config import DataConfig, ModelConfig
+from vadusa_jax.data import batches, dataset
+from vadusa_jax.text import SEP, Vocabulary
+
+MODEL = ModelConfig(speech_vocab=50, text_vocab=128)
+TEXT = MODEL.eos + 1
+
+
+def records(count: int, seed: int, phones: tuple[int, int], speech: tuple[int, int]) -> list[dataset.TokenRecord]:
+    rng = np.random.default_rng(seed)
+    vocabulary = len(Vocabulary.english())
+    return [
+        dataset.TokenRecord(
+            id=f"u{i:04d}",
+            speaker="s",
+            text="t",
+            phones=rng.integers(2, vocabulary, rng.integers(*phones)).astype(np.int32),
+            speech=rng.integers(0, MODEL.speech_vocab, rng.integers(*speech)).astype(np.int32),
+        )
+        for i in range(count)
+    ]
+
+
+TRAIN = records(61, 0, phones=(20, 90), speech=(60, 260))
+DEV = records(13, 1, phones=(1, 40), speech=(0, 90))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> DataConfig:
+    folder = tmp_path_factory.mktemp("data") / "tokens"
+    facts = dataset.CodecFacts(speech_vocab=MODEL.speech_vocab, frame_rate=50.0, sample_rate=16_000)
+    dataset.write_dataset(folder, {"train": TRAIN, "dev": DEV}, Vocabulary.english(), facts)
+    return DataConfig(dir=str(folder), row_length=512, batch_rows=2, packing_bins=16)
+
+
+def whole(record: dataset.TokenRecord) -> tuple[int, ...]:
+    return (*(record.phones + TEXT), SEP + TEXT, *record.speech, MODEL.eos)
+
+
+def unpack(batch: dict[str, np.ndarray]) -> list[tuple[int, ...]]:
+    """The sequences of a batch, row by row, each with its EOS; checks that all arrays agree on the way."""
+    sequences = []
+    for tokens, targets, mask, segments, positions in zip(
+        *(batch[f"{name}_BT"] for name in ("tokens", "targets", "mask", "segments", "positions")), strict=True
+    ):
+        assert not mask[segments == 0].any()
+        assert (np.diff(segments[segments > 0]) >= 0).all()
+        for segment in range(1, segments.max() + 1):
+            here = segments == segment
+            assert (np.diff(np.flatnonzero(here)) == 1).all()
+            assert (positions[here] == np.arange(here.sum())).all()
+            assert (tokens[here][1:] == targets[here][:-1]).all()
+            assert (mask[here] == (targets[here] <= MODEL.eos)).all()
+            sequences.append((*tokens[here], targets[here][-1]))
+    return sequences
+
+
+def take(iterator, steps: int) -> list[dict[str, np.ndarray]]:
+    return [next(iterator) for _ in range(steps)]
+
+
+def assert_equal(left: list[dict], right: list[dict]) -> None:
+    for a, b in zip(left, right, strict=True):
+        assert a.keys() == b.keys()
+        for name in a:
+            np.testing.assert_array_equal(a[name], b[name])
+
+
+def test_a_sequence_with_a_known_answer():
+    record = {"id": "x", "phones": np.array([7, 8]), "speech": np.array([3, 4, 5])}
+    got = batches.sequence(record, MODEL, limit=6)
+    assert got["tokens"].tolist() == [TEXT + 7, TEXT + 8, TEXT + SEP, 3, 4, 5]
+    assert got["targets"].tolist() == [TEXT + 8, TEXT + SEP, 3, 4, 5, MODEL.eos]
+    assert got["mask"].tolist() == [0, 0, 1, 1, 1, 1]
+    with pytest.raises(ValueError, match=r"'x' takes 6 positions and a row has 5.*row_length"):
+        batches.sequence(record, MODEL, limit=5)
+
+
+def test_unpacking_the_dev_rows_gives_back_every_sequence_once(data):
+    found = list(batches.dev_batches(data, MODEL))
+    assert sorted(s for batch in found for s in unpack(batch)) == sorted(map(whole, DEV))
+    assert all(v.shape == (data.batch_rows, data.row_length) and v.dtype == np.int32 for b in found for v in b.values())
+
+
+def epochs(data: DataConfig, count: int, shard: tuple[int, int] = (0, 1)) -> list[list[tuple[int, ...]]]:
+    """The first `count` epochs of sequences of one shard, each sorted by when it came out."""
+    size = len(range(shard[0], len(TRAIN), shard[1]))
+    iterator, stream = batches.train_batches(data, MODEL, *shard), []
+    while len(stream) < (count + 2) * size:
+        stream += unpack(next(iterator))
+    return [stream[i * size : (i + 1) * size] for i in range(count)]
+
+
+def test_every_epoch_holds_the_training_set_in_another_order(data):
+    one_bin = dataclasses.replace(data, packing_bins=1)  # rows come out as their sequences came in
+    first, second, third = epochs(one_bin, 3)
+    assert sorted(first) == sorted(second) == sorted(third) == sorted(map(whole, TRAIN))
+    assert first != second and second != third and first != third
+
+
+def test_shards_split_an_epoch(data):
+    one_bin = dataclasses.replace(data, packing_bins=1)
+    shards = [epochs(one_bin, 1, (i, 2))[0] for i in range(2)]
+    assert sorted(shards[0] + shards[1]) == sorted(map(whole, TRAIN))
+
+
+def test_the_seed_decides_the_stream(data):
+    other = dataclasses.replace(data, seed=1)
+    same = [take(batches.train_batches(data, MODEL), 3) for _ in range(2)]
+    assert_equal(*same)
+    assert unpack(next(batches.train_batches(other, MODEL))) != unpack(same[0][0])
+
+
+@pytest.fixture(scope="module")
+def stream(data) -> tuple[list[dict], list[str]]:
+    """Batches, and the state of the iterator before each of them, as JSON like in a checkpoint."""
+    iterator, found, states = batches.train_batches(data, MODEL), [], []
+    for _ in range(40):
+        states.append(json.dumps(iterator.get_state()))
+        found.append(next(iterator))
+    return found, states
+
+
+@settings(max_examples=15)
+@given(step=st.integers(0, 36), consumed=st.integers(0, 3))
+def test_resume_at_any_step_goes_on_with_the_same_batches(data, stream, step, consumed):
+    found, states = stream
+    iterator = batches.train_batches(data, MODEL)
+    take(iterator, consumed)  # whatever it did before
+    iterator.set_state(json.loads(states[step]))
+    assert_equal(take(iterator, 4), found[step : step + 4])
+
+
+def test_nine_of_ten_positions_hold_something(data, stream):
+    shares = [batches.filled_share(batch) for batch in stream[0]]
+    assert np.mean(shares) >= 0.90, f"only {np.mean(shares):.1%} of the positions are not padding"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(speech_vocab=51), r"model.speech_vocab is 51.*codec with 50"),
+        (dict(text_vocab=16), r"model.text_vocab is 16.*has 1\d\d symbols"),
+    ],
+)
+def test_a_model_that_does_not_fit_the_tokens_is_a_named_error(data, change, message):
+    with pytest.raises(ValueError, match=message):
+        batches.train_batches(data, dataclasses.replace(MODEL, **change))
+
+
+def test_bad_places_and_counts_are_named_errors(data, tmp_path):
+    with pytest.raises(FileNotFoundError, match="no token dataset in"):
+        batches.train_batches(dataclasses.replace(data, dir=str(tmp_path)), MODEL)
+    with pytest.raises(ValueError, match=r"no split 'test'; it has \['dev', 'train'\]"):
+        batches.dev_batches(data, MODEL, split="test")
+    with pytest.raises(ValueError, match="multiple of the 3 processes"):
+        batches.train_batches(data, MODEL, 0, 3)

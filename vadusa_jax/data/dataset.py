@@ -1,0 +1,97 @@
+"""Token records: a tfds dataset of array_record files, written and read without TensorFlow.
+
+A dataset folder holds one tfds dataset, `vocabulary.json` and `codec.json` (what the speech tokens mean).
+"""
+
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow_datasets as tfds
+
+from vadusa_jax.text import Vocabulary
+
+NAME = "speech_tokens"
+
+
+@dataclasses.dataclass(frozen=True)
+class CodecFacts:
+    """What the speech tokens of a dataset are: ids 0 .. speech_vocab - 1 at `frame_rate` a second."""
+
+    speech_vocab: int
+    frame_rate: float
+    sample_rate: int
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenRecord:
+    """One utterance, ready for training: `phones` are local vocabulary ids, `speech` codec tokens."""
+
+    id: str
+    speaker: str
+    text: str
+    phones: np.ndarray
+    speech: np.ndarray
+
+
+class SpeechTokens(tfds.core.GeneratorBasedBuilder):
+    """The tfds builder; the splits are streams of `TokenRecord` given by the caller."""
+
+    VERSION = tfds.core.Version("1.0.0")
+    name = NAME
+
+    def __init__(self, splits: Mapping[str, Iterable[TokenRecord]], **kwargs: Any) -> None:
+        self._streams = splits
+        super().__init__(file_format="array_record", **kwargs)
+
+    def _info(self) -> tfds.core.DatasetInfo:
+        ids = tfds.features.Tensor(shape=(None,), dtype=np.int32)
+        text = tfds.features.Text()
+        features = {"id": text, "speaker": text, "text": text, "phones": ids, "speech": ids}
+        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+    def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict[str, Iterator]:
+        del dl_manager  # nothing is downloaded
+        return {split: self._generate_examples(records) for split, records in self._streams.items()}
+
+    def _generate_examples(self, records: Iterable[TokenRecord]) -> Iterator[tuple[str, dict[str, Any]]]:
+        for record in records:
+            yield record.id, dataclasses.asdict(record)
+
+
+def write_dataset(
+    folder: str | os.PathLike, splits: Mapping[str, Iterable[TokenRecord]], vocabulary: Vocabulary, facts: CodecFacts
+) -> None:
+    """Writes a whole dataset folder or none; an existing one is replaced only once the new one is complete."""
+    folder = Path(folder)
+    aside = folder.with_name(folder.name + ".aside")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    try:
+        SpeechTokens(splits, data_dir=str(aside)).download_and_prepare()
+        vocabulary.save(aside / "vocabulary.json")
+        shutil.rmtree(aside / "downloads", ignore_errors=True)  # tfds makes it even for nothing
+        (aside / "codec.json").write_text(json.dumps(dataclasses.asdict(facts), indent=2) + "\n")
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    shutil.rmtree(folder, ignore_errors=True)
+    os.replace(aside, folder)
+
+
+def open_dataset(folder: str | os.PathLike) -> tuple[Mapping[str, Sequence[dict]], Vocabulary, CodecFacts]:
+    """The splits as random-access sequences of feature dicts, the phone vocabulary and the facts of the codec."""
+    folder = Path(folder)
+    builder_dir = folder / NAME / str(SpeechTokens.VERSION)
+    if not builder_dir.is_dir():
+        raise FileNotFoundError(
+            f"no token dataset in {folder}; make one with `python -m vadusa_jax.prepare tokens --out {folder} ...`"
+        )
+    facts = CodecFacts(**json.loads((folder / "codec.json").read_text()))
+    splits = tfds.builder_from_directory(str(builder_dir)).as_data_source()
+    return splits, Vocabulary.load(folder / "vocabulary.json"), facts
