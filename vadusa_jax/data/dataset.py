@@ -65,9 +65,16 @@ class SpeechTokens(tfds.core.GeneratorBasedBuilder):
 
 
 def write_dataset(
-    folder: str | os.PathLike, splits: Mapping[str, Iterable[TokenRecord]], vocabulary: Vocabulary, facts: CodecFacts
+    folder: str | os.PathLike,
+    splits: Mapping[str, Iterable[TokenRecord]],
+    vocabulary: Vocabulary,
+    facts: CodecFacts,
+    report: dict[str, Any] | None = None,
 ) -> None:
-    """Writes a whole dataset folder or none; an existing one is replaced only once the new one is complete."""
+    """Writes a whole dataset folder or none; an existing one is replaced only once the new one is complete.
+
+    `report` becomes report.json after the last record is drawn, so that the streams of `splits` may fill it.
+    """
     folder = Path(folder)
     aside = folder.with_name(folder.name + ".aside")
     shutil.rmtree(aside, ignore_errors=True)
@@ -77,6 +84,7 @@ def write_dataset(
         vocabulary.save(aside / "vocabulary.json")
         shutil.rmtree(aside / "downloads", ignore_errors=True)  # tfds makes it even for nothing
         (aside / "codec.json").write_text(json.dumps(dataclasses.asdict(facts), indent=2) + "\n")
+        (aside / "report.json").write_text(json.dumps(report or {}, indent=2, sort_keys=True) + "\n")
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
