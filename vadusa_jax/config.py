@@ -1,0 +1,147 @@
+"""Every choice of a run as a frozen dataclass; each default is written here once and nowhere else.
+
+Configs are `ml_collections` files in `configs/`; an entry point turns one into a `Config` with `from_config_dict`
+and nothing below ever sees a ConfigDict. A `Config` is saved as JSON with every checkpoint.
+
+Shape letters used in names all over the project (`h_BTD` is an array [B, T, D]):
+    B batch rows              T positions of a sequence, or nodes of a draft tree
+    D model width             N attention heads        H width of one attention head
+    F feed-forward width      S slots of the KV cache  V speech vocabulary + 1 (EOS)
+    K draft heads             R ranks kept per draft head
+    P waveform samples        M mel bands              C channels of a convolution
+"""
+
+import dataclasses
+import json
+import types
+import typing
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """The decoder-only backbone: pre-norm RMSNorm, rotary positions, SwiGLU, no biases."""
+
+    speech_vocab: int = 1000  # speech tokens, ids 0 .. speech_vocab-1; EOS follows
+    text_vocab: int = 128  # phones and specials, ids after EOS
+    layers: int = 6
+    width: int = 256
+    attention_heads: int = 4
+    ffn: int = 704
+    max_length: int = 2048  # positions; anything longer is an error, never a clamped gather
+    rope_theta: float = 10_000.0
+
+    @property
+    def eos(self) -> int:
+        """Id of EOS: the last id that the LM head and the draft heads score."""
+        return self.speech_vocab
+
+    @property
+    def output_vocab(self) -> int:
+        """V: speech tokens and EOS."""
+        return self.speech_vocab + 1
+
+    @property
+    def vocab(self) -> int:
+        """Rows of the embedding table."""
+        return self.output_vocab + self.text_vocab
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadsConfig:
+    """Medusa draft heads and their loss: CE_lm + loss_weight * sum_k decay^(k-1) CE_k."""
+
+    count: int = 6
+    layers: int = 1
+    loss_weight: float = 0.2
+    decay: float = 0.8
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodeConfig:
+    """How speech tokens are chosen and when a sentence is given up."""
+
+    temperature: float = 0.8
+    top_k: int = 25  # 0: off
+    top_p: float = 1.0  # 1: off
+    max_tokens_per_phone: float = 16.0  # a sentence longer than this times its phones ends with `length`
+    repeat_limit: int = 100  # one token this often in a row ends with `repeat`
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """Where token records are and how they become batches."""
+
+    dir: str = "out/demo_train/tokens"
+    row_length: int = 512  # positions of one packed row
+    batch_rows: int = 8  # rows per step, over all devices
+    packing_bins: int = 64
+    seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """Optimiser, schedule and cadence of the training loop."""
+
+    optimizer: str = "muon"  # "muon" (matrices by Muon, the rest by Adam) or "adamw"
+    learning_rate: float = 1e-2
+    adam_learning_rate: float = 2e-3  # embeddings, norms and biases under Muon
+    weight_decay: float = 0.01
+    warmup_steps: int = 100
+    steps: int = 4000
+    clip_norm: float = 1.0
+    dtype: str = "float32"  # compute type; parameters and reductions stay float32
+    seed: int = 0
+    log_every: int = 20
+    eval_every: int = 250
+    checkpoint_every: int = 250
+    keep: int = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+    """Devices per mesh axis; -1 takes what is left."""
+
+    data: int = -1
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """One whole run."""
+
+    model: ModelConfig = ModelConfig()
+    heads: HeadsConfig = HeadsConfig()
+    decode: DecodeConfig = DecodeConfig()
+    data: DataConfig = DataConfig()
+    train: TrainConfig = TrainConfig()
+    mesh: MeshConfig = MeshConfig()
+
+
+def from_dict(cls: type, values: dict[str, Any]) -> Any:
+    """Builds the dataclass `cls` from nested dicts; an unknown or mistyped field is an error that names it."""
+    fields = {f.name: f for f in dataclasses.fields(cls)}
+    types_ = typing.get_type_hints(cls)
+    unknown = sorted(set(values) - set(fields))
+    if unknown:
+        raise ValueError(f"{cls.__name__} has no field {unknown}; it has {sorted(fields)}")
+    made = {}
+    for name, value in values.items():
+        kind = types_[name]
+        if dataclasses.is_dataclass(kind):
+            value = from_dict(kind, dict(value))
+        elif kind is float and type(value) is int:
+            value = float(value)
+        elif not isinstance(kind, types.GenericAlias) and type(value) is not kind:
+            raise ValueError(f"{cls.__name__}.{name} must be {kind.__name__}, got {value!r}")
+        made[name] = value
+    return cls(**made)
+
+
+def from_config_dict(config: Any) -> Config:
+    """Turns an `ml_collections.ConfigDict` into a `Config`."""
+    return from_dict(Config, config.to_dict())
+
+
+def to_json(config: Any) -> str:
+    """Any config dataclass as stable, readable JSON."""
+    return json.dumps(dataclasses.asdict(config), indent=2, sort_keys=True) + "\n"

@@ -1,0 +1,125 @@
+"""The backbone: a pre-norm decoder-only transformer (RMSNorm, rotary positions, SwiGLU, no biases).
+
+It takes positions and a mask and knows neither draft heads nor trees: a packed training row, a prompt and a draft
+tree differ only in what their mask allows.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from vadusa_jax.config import ModelConfig
+from vadusa_jax.model.cache import Cache
+
+KV = tuple[jax.Array, jax.Array]  # k_BNTH, v_BNTH
+
+
+def rotate(x_BTNH: jax.Array, positions_BT: jax.Array, theta: float) -> jax.Array:
+    """Rotary position embedding (arXiv 2104.09864), halves rotated against each other, angles in float32."""
+    half = x_BTNH.shape[-1] // 2
+    frequency_H = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angle_BT1H = positions_BT[:, :, None, None].astype(jnp.float32) * frequency_H[None, None, None, :]
+    cos, sin = jnp.cos(angle_BT1H).astype(x_BTNH.dtype), jnp.sin(angle_BT1H).astype(x_BTNH.dtype)
+    a, b = jnp.split(x_BTNH, 2, axis=-1)
+    return jnp.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)
+
+
+def attend(q_BNTH: jax.Array, sources: list[tuple[KV, jax.Array]]) -> jax.Array:
+    """Softmax attention over several key-value sources at once, each with its mask `[B, T, S]`.
+
+    The logits are joined, never the keys: joining keys would copy the whole cache at every step. Softmax in float32
+    (or wider, when the queries are).
+    """
+    scale = q_BNTH.shape[-1] ** -0.5
+    logits = [
+        jnp.where(mask_BTS[:, None], jnp.einsum("BNTH,BNSH->BNTS", q_BNTH * scale, k_BNSH), -jnp.inf)
+        for (k_BNSH, _), mask_BTS in sources
+    ]
+    wide = jnp.promote_types(q_BNTH.dtype, jnp.float32)
+    weights_BNTS = jax.nn.softmax(jnp.concatenate(logits, axis=-1).astype(wide), axis=-1).astype(q_BNTH.dtype)
+    out_BNTH, start = 0, 0
+    for (_, v_BNSH), _ in sources:
+        end = start + v_BNSH.shape[2]
+        out_BNTH += jnp.einsum("BNTS,BNSH->BNTH", weights_BNTS[..., start:end], v_BNSH)
+        start = end
+    return out_BNTH
+
+
+class Block(nnx.Module):
+    """One layer: attention and feed-forward, each behind a norm and added back."""
+
+    def __init__(self, config: ModelConfig, dtype: jnp.dtype, rngs: nnx.Rngs):
+        width, ffn = config.width, config.ffn
+        self.attention_heads, self.rope_theta = config.attention_heads, config.rope_theta
+        residual = nnx.initializers.normal(0.02 / (2 * config.layers) ** 0.5)
+
+        def linear(inputs: int, outputs: int, init=nnx.initializers.normal(0.02)) -> nnx.Linear:
+            return nnx.Linear(inputs, outputs, use_bias=False, kernel_init=init, dtype=dtype, rngs=rngs)
+
+        self.attention_norm = nnx.RMSNorm(width, dtype=dtype, rngs=rngs)
+        self.q, self.k, self.v = linear(width, width), linear(width, width), linear(width, width)
+        self.out = linear(width, width, residual)
+        self.ffn_norm = nnx.RMSNorm(width, dtype=dtype, rngs=rngs)
+        self.gate, self.up, self.down = linear(width, ffn), linear(width, ffn), linear(ffn, width, residual)
+
+    def __call__(
+        self, h_BTD: jax.Array, positions_BT: jax.Array, mask_BTT: jax.Array, cached: tuple[KV, jax.Array] | None
+    ) -> tuple[jax.Array, KV]:
+        x_BTD = self.attention_norm(h_BTD)
+        split = (*x_BTD.shape[:2], self.attention_heads, -1)
+        q_BTNH = rotate(self.q(x_BTD).reshape(split), positions_BT, self.rope_theta)
+        k_BTNH = rotate(self.k(x_BTD).reshape(split), positions_BT, self.rope_theta)
+        q, k, v = (x.transpose(0, 2, 1, 3) for x in (q_BTNH, k_BTNH, self.v(x_BTD).reshape(split)))
+        sources = [((k, v), mask_BTT)] if cached is None else [cached, ((k, v), mask_BTT)]
+        h_BTD = h_BTD + self.out(attend(q, sources).transpose(0, 2, 1, 3).reshape(x_BTD.shape))
+        x_BTD = self.ffn_norm(h_BTD)
+        return h_BTD + self.down(jax.nn.silu(self.gate(x_BTD)) * self.up(x_BTD)), (k, v)
+
+
+class Backbone(nnx.Module):
+    """Tokens to final normalised hidden states, and the LM head over speech tokens and EOS."""
+
+    def __init__(self, config: ModelConfig, dtype: jnp.dtype = jnp.float32, *, rngs: nnx.Rngs):
+        if config.width % (2 * config.attention_heads):
+            raise ValueError(f"width {config.width} must be an even multiple of attention_heads {config.attention_heads}")
+        init = nnx.initializers.normal(0.02)
+        self.config = config
+        self.embedding = nnx.Embed(config.vocab, config.width, embedding_init=init, dtype=dtype, rngs=rngs)
+        self.blocks = nnx.List([Block(config, dtype, rngs) for _ in range(config.layers)])
+        self.norm = nnx.RMSNorm(config.width, dtype=dtype, rngs=rngs)
+        self.lm_head = nnx.Linear(
+            config.width, config.output_vocab, use_bias=False, kernel_init=init, dtype=dtype, rngs=rngs
+        )
+
+    def __call__(
+        self, tokens_BT: jax.Array, positions_BT: jax.Array, mask_BTT: jax.Array, cache: Cache | None = None
+    ) -> tuple[jax.Array, tuple[KV, ...]]:
+        """Runs the tokens through all layers.
+
+        Args:
+            tokens_BT: ids in the model's vocabulary (speech tokens, EOS, text symbols).
+            positions_BT: position of each token in its own sequence, below `max_length`.
+            mask_BTT: what each token sees of the tokens in this call, itself included.
+            cache: committed positions that every token of the row sees as well.
+
+        Returns:
+            h_BTD, the final normalised hidden states, and each layer's new keys and values (for the cache).
+        """
+        h_BTD = self.embedding(tokens_BT)
+        seen_BTS = None
+        if cache is not None:
+            slots = jnp.arange(cache.keys[0].shape[2])
+            seen_BTS = jnp.broadcast_to(
+                slots < cache.length_B[:, None, None], (*tokens_BT.shape, len(slots))
+            )
+        new = []
+        for i, block in enumerate(self.blocks):  # unrolled: a scan over stacked layers would copy weights and cache
+            cached = None if cache is None else ((cache.keys[i], cache.values[i]), seen_BTS)
+            h_BTD, kv = block(h_BTD, positions_BT, mask_BTT, cached)
+            new.append(kv)
+        return self.norm(h_BTD), tuple(new)
+
+    def logits(self, h: jax.Array) -> jax.Array:
+        """LM head: `[..., D]` to `[..., V]`, in float32 or wider."""
+        logits = self.lm_head(h)
+        return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
