@@ -23,6 +23,8 @@ _ENGLISH = (
     "ˈˌːˑ\u0303\u0329θβχᵻ"
 )
 _ABBREVIATIONS = {"dr": "doctor", "mr": "mister", "mrs": "missus", "ms": "miz", "prof": "professor", "vs": "versus"}
+_INITIALS = re.compile(r"\b(?:[A-Za-z]\.){2,}")  # U.S., a.m.
+_ABBREVIATION = re.compile(rf"\b({'|'.join(_ABBREVIATIONS)})\.(?= \w)", re.IGNORECASE)
 _SIGNS = "$£€%&@#+=/*°'-"
 _MARK_RUN = re.compile(rf"\s*(?:(?<!\d)[{_MARKS}]|[{_MARKS}](?!\d))[{_MARKS}\s]*")
 
@@ -40,18 +42,14 @@ def normalize(text: str) -> str:
     """
     given = text
     text = unicodedata.normalize("NFKC", text).translate({0x2018: "'", 0x2019: "'", 0x2044: "/"})
-    text = re.sub(
-        r"\b(?:[A-Za-z]\.){2,}", lambda m: m[0].upper().replace("A", "ay").replace(".", " "), text
-    )  # U.S., a.m.
-    text = re.sub(
-        rf"\b({'|'.join(_ABBREVIATIONS)})\.(?!\w)", lambda m: _ABBREVIATIONS[m[1].lower()], text, flags=re.IGNORECASE
-    )
+    text = _INITIALS.sub(lambda m: m[0].upper().replace("A", "eh").replace(".", " "), text)  # "A M" would be "a M"
     text = re.sub(r"\s-+\s|--+|[\u2012-\u2015;()]|:(?!\d)", ", ", text)
-    text = "".join(_plain(c) for c in text)
+    text = re.sub(r"(?<!\w)['-]+(?!\w)", " ", "".join(_plain(c) for c in text))
     if not re.search(r"[^\W_]", text):
         raise UnspeakableText(f"nothing in {given!r} can be read aloud in English; give Latin letters or digits")
     text = _MARK_RUN.sub(lambda m: f"{_strongest(m[0])} ", f"{text}.")
-    return " ".join(text.lstrip(_MARKS + " ").split())
+    text = " ".join(text.lstrip(_MARKS + " ").split())
+    return _ABBREVIATION.sub(lambda m: _ABBREVIATIONS[m[1].lower()], text)
 
 
 def _plain(character: str) -> str:
@@ -92,7 +90,7 @@ def phonemize(text: str) -> str:
     # Each stretch between marks alone: espeak gives back one entry for it, so marks never shift.
     for piece in re.split(rf"((?<!\d)[{_MARKS}]|[{_MARKS}](?!\d))", normalize(text)):
         if piece and piece in _MARKS:
-            phones = phones.rstrip() + piece if phones else ""
+            phones += piece if phones and phones[-1] not in _MARKS else ""
         elif spoken := _speak(piece.strip()):
             phones += f" {spoken}" if phones else spoken
     if not phones:

@@ -59,9 +59,9 @@ class SpeechTokens(tfds.core.GeneratorBasedBuilder):
         del dl_manager  # nothing is downloaded
         return {split: self._generate_examples(records) for split, records in self._streams.items()}
 
-    def _generate_examples(self, records: Iterable[TokenRecord]) -> Iterator[tuple[str, dict[str, Any]]]:
-        for record in records:
-            yield record.id, dataclasses.asdict(record)
+    def _generate_examples(self, records: Iterable[TokenRecord]) -> Iterator[tuple[int, dict[str, Any]]]:
+        for i, record in enumerate(records):  # the key is a count: joined corpora may share ids
+            yield i, dataclasses.asdict(record)
 
 
 def write_dataset(
