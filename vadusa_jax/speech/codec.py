@@ -1,0 +1,182 @@
+"""The codec protocol, and the embedded codec: one token of 1,000 every 20 ms."""
+
+import dataclasses
+import functools
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from safetensors.numpy import load_file, save_file
+
+from vadusa_jax import config as configs
+from vadusa_jax.speech import features
+from vadusa_jax.speech.fsq import CodecConfig, Decoder, Encoder, Fsq
+from vadusa_jax.speech.vocoder import Vocoder
+
+VERSION = 1
+BUCKET = 128  # tokens; lengths are padded to a multiple, so that few shapes are ever compiled
+
+
+class Codec(Protocol):
+    """Waveform <-> speech tokens. Everything above this room knows no more of a codec than this."""
+
+    @property
+    def frame_rate(self) -> float:
+        """Tokens per second."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens are 0 .. vocab_size - 1."""
+
+    @property
+    def sample_rate(self) -> int:
+        """Samples per second of every waveform that goes in or comes out."""
+
+    def encode(self, wave_P: np.ndarray) -> np.ndarray:
+        """Float32 mono wave [P] -> int32 tokens [ceil(P * frame_rate / sample_rate)]; raises BadAudio."""
+
+    def decode(self, tokens_T: np.ndarray) -> np.ndarray:
+        """Tokens [T] -> float32 wave [T * sample_rate / frame_rate]."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FsqCodec:
+    """Encoder and finite scalar quantiser, mel decoder, and vocoder. Without a vocoder it only encodes."""
+
+    config: CodecConfig
+    encoder: Encoder
+    decoder: Decoder
+    vocoder: Vocoder | None = None
+
+    @property
+    def frame_rate(self) -> float:
+        return self.config.sample_rate / self.config.token_samples
+
+    @property
+    def vocab_size(self) -> int:
+        return Fsq(self.config.levels).vocab_size
+
+    @property
+    def sample_rate(self) -> int:
+        return self.config.sample_rate
+
+    def encode(self, wave_P: np.ndarray) -> np.ndarray:
+        """Float32 mono wave [P] -> int32 tokens [ceil(P / 320)]; the last token is filled up with silence."""
+        wave_P = features.check_wave(wave_P, self.sample_rate, self.sample_rate)
+        count = -(-len(wave_P) // self.config.token_samples)
+        padded = np.zeros((1, _bucket(count) * self.config.token_samples), np.float32)
+        padded[0, : len(wave_P)] = wave_P
+        return np.asarray(_encode(self.config, *_split(self.encoder), padded, count))[0, :count]
+
+    def decode(self, tokens_T: np.ndarray) -> np.ndarray:
+        """Int tokens [T] -> float32 wave [T * 320]; no tokens make an empty wave."""
+        tokens_T = np.asarray(tokens_T, np.int32)
+        if tokens_T.ndim != 1:
+            raise ValueError(f"expected tokens [T] of one utterance, got shape {tokens_T.shape}")
+        if tokens_T.size and not 0 <= tokens_T.min() <= tokens_T.max() < self.vocab_size:
+            raise ValueError(f"tokens {tokens_T.min()}..{tokens_T.max()} are not all in 0..{self.vocab_size - 1}")
+        if self.vocoder is None:
+            raise ValueError("this codec was saved before its vocoder was trained: it encodes only")
+        if not tokens_T.size:
+            return np.zeros(0, np.float32)
+        padded = np.zeros((1, _bucket(len(tokens_T))), np.int32)
+        padded[0, : len(tokens_T)] = tokens_T
+        wave_BP = _decode(self.config, *_split(self.decoder), *_split(self.vocoder), padded, len(tokens_T))
+        return np.asarray(wave_BP)[0, : len(tokens_T) * self.config.token_samples]
+
+    def save(self, folder: str | Path) -> None:
+        """Writes `codec.json` and one float16 safetensors file per part; the folder appears complete or not at all."""
+        folder = Path(folder)
+        fresh, stale = folder.with_name(f".{folder.name}.fresh"), folder.with_name(f".{folder.name}.stale")
+        for leftover in (fresh, stale):
+            shutil.rmtree(leftover, ignore_errors=True)
+        fresh.mkdir(parents=True)
+        facts = {"version": VERSION, "codec": "fsq", "config": dataclasses.asdict(self.config)}
+        (fresh / "codec.json").write_text(json.dumps(facts, indent=2) + "\n")
+        for name in ("encoder", "decoder", "vocoder"):
+            if part := getattr(self, name):
+                half = {path: np.asarray(leaf, np.float16) for path, leaf in _parameters(part).items()}
+                save_file(half, fresh / f"{name}.safetensors")
+        if folder.exists():
+            os.replace(folder, stale)
+        os.replace(fresh, folder)
+        shutil.rmtree(stale, ignore_errors=True)
+
+
+def load_codec(folder: str | Path) -> Codec:
+    """The codec of a folder written by `save`; any mismatch is an error that names the parameter and both shapes."""
+    folder = Path(folder)
+    if not (folder / "codec.json").exists():
+        raise ValueError(f"{folder} holds no codec.json: not a codec folder")
+    facts = json.loads((folder / "codec.json").read_text())
+    if (facts.get("version"), facts.get("codec")) != (VERSION, "fsq"):
+        raise ValueError(
+            f"{folder}/codec.json is version {facts.get('version')} of codec {facts.get('codec')!r}; "
+            f"this code reads version {VERSION} of 'fsq'"
+        )
+    config = configs.from_dict(CodecConfig, facts["config"])
+    codec = new_codec(config, seed=0)
+    _load_part(codec.encoder, folder / "encoder.safetensors")
+    _load_part(codec.decoder, folder / "decoder.safetensors")
+    if not (folder / "vocoder.safetensors").exists():
+        return dataclasses.replace(codec, vocoder=None)
+    _load_part(codec.vocoder, folder / "vocoder.safetensors")
+    return codec
+
+
+def new_codec(config: CodecConfig, seed: int) -> FsqCodec:
+    """An untrained codec."""
+    rngs = nnx.Rngs(seed)
+    return FsqCodec(config, Encoder(config, rngs=rngs), Decoder(config, rngs=rngs), Vocoder(config, rngs=rngs))
+
+
+def _bucket(count: int) -> int:
+    return -(-count // BUCKET) * BUCKET
+
+
+def _split(part: nnx.Module) -> tuple[nnx.GraphDef, nnx.State]:
+    return nnx.split(part)
+
+
+def _mask(length: int, valid: jax.Array) -> jax.Array:
+    return (jnp.arange(length)[None] < valid).astype(jnp.float32)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _encode(config: CodecConfig, graph: nnx.GraphDef, state: nnx.State, wave_BP: jax.Array, valid: int) -> jax.Array:
+    encoder = nnx.merge(graph, state)
+    mel_BFM = features.log_mel(wave_BP, config.sample_rate, config.n_fft, config.hop, config.mels)
+    digits_BTD = encoder(mel_BFM, _mask(wave_BP.shape[1] // config.token_samples, valid))
+    return Fsq(config.levels).tokens(digits_BTD)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 3))
+def _decode(config, decoder_graph, decoder_state, vocoder_graph, vocoder_state, tokens_BT, valid) -> jax.Array:
+    mask_BT = _mask(tokens_BT.shape[1], valid)
+    digits_BTD = Fsq(config.levels).digits(tokens_BT)
+    mel_BFM = nnx.merge(decoder_graph, decoder_state)(digits_BTD, mask_BT)
+    return nnx.merge(vocoder_graph, vocoder_state)(mel_BFM, jnp.repeat(mask_BT, config.stack, axis=1))
+
+
+def _parameters(part: nnx.Module) -> dict[str, jax.Array]:
+    return {".".join(map(str, path)): leaf[...] for path, leaf in nnx.to_flat_state(nnx.state(part, nnx.Param))}
+
+
+def _load_part(part: nnx.Module, path: Path) -> None:
+    """Fills a module from a file whose names and shapes must be exactly the module's."""
+    found, wanted = load_file(path), _parameters(part)
+    for name in sorted(set(found) ^ set(wanted)):
+        raise ValueError(f"{path}: parameter {name} is {'missing' if name in wanted else 'not part of this codec'}")
+    for name, leaf in wanted.items():
+        if found[name].shape != leaf.shape:
+            raise ValueError(f"{path}: parameter {name} has shape {found[name].shape}, the config asks {leaf.shape}")
+    state = nnx.state(part, nnx.Param)
+    for names, leaf in nnx.to_flat_state(state):
+        leaf.set_value(jnp.asarray(found[".".join(map(str, names))], jnp.float32))
+    nnx.update(part, state)

@@ -1,0 +1,122 @@
+"""Log-mel <-> tokens: an encoder, a finite scalar quantiser (Mentzer et al., 2023, arXiv 2309.15505) and a decoder.
+
+The quantiser has no code book to train: each of its few latent dimensions is squashed to a range and rounded to one of
+`levels[d]` integers; a token is the mixed-radix number those integers spell.
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from vadusa_jax.speech.convnext import ConvNeXt
+
+
+@dataclasses.dataclass(frozen=True)
+class Fsq:
+    """The quantiser: `levels[d]` values in latent dimension d, prod(levels) codes."""
+
+    levels: tuple[int, ...]
+
+    @property
+    def vocab_size(self) -> int:
+        return math.prod(self.levels)
+
+    def round(self, z: jax.Array) -> jax.Array:
+        """Latents [..., D] to digits 0 .. levels[d] - 1 (floats), with the gradient of the squashing alone."""
+        top = jnp.asarray(self.levels, jnp.float32).reshape((1,) * (z.ndim - 1) + (-1,)) - 1.0
+        squashed = jax.nn.sigmoid(z) * (top + 1.0) - 0.5  # every digit owns an equal share of the sigmoid's range
+        digits = jnp.clip(jnp.round(squashed), 0.0, top)
+        return squashed + jax.lax.stop_gradient(digits - squashed)
+
+    def centre(self, digits: jax.Array) -> jax.Array:
+        """Digits [..., D] as decoder input, each dimension spread evenly over -1 .. 1."""
+        top = jnp.asarray(self.levels, jnp.float32).reshape((1,) * (digits.ndim - 1) + (-1,)) - 1.0
+        return digits * (2.0 / top) - 1.0
+
+    def tokens(self, digits: jax.Array) -> jax.Array:
+        """Digits [..., D] to int32 tokens [...]; the first digit is the least significant."""
+        place = jnp.asarray(np.cumprod((1, *self.levels[:-1])), jnp.int32)
+        return (jnp.round(digits).astype(jnp.int32) * place.reshape((1,) * (digits.ndim - 1) + (-1,))).sum(axis=-1)
+
+    def digits(self, tokens: jax.Array) -> jax.Array:
+        """Tokens [...] to digits [..., D] (floats): the inverse of `tokens`."""
+        places = np.cumprod((1, *self.levels[:-1])).tolist()
+        spelled = [tokens // place % level for place, level in zip(places, self.levels, strict=True)]
+        return jnp.stack(spelled, axis=-1).astype(jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class CodecConfig:
+    """Sizes of the codec. Frames are `hop` samples; a token is `stack` frames."""
+
+    sample_rate: int = 16_000
+    hop: int = 160
+    n_fft: int = 1024
+    mels: int = 80
+    stack: int = 2
+    levels: tuple[int, ...] = (8, 5, 5, 5)
+    kernel: int = 7
+    expansion: int = 3
+    encoder_width: int = 256
+    encoder_layers: int = 4
+    decoder_width: int = 256
+    decoder_layers: int = 4  # at the token rate
+    refiner_layers: int = 2  # at the frame rate
+    vocoder_width: int = 256
+    vocoder_layers: int = 8
+    vocoder_fft: int = 640
+
+    def __post_init__(self):
+        object.__setattr__(self, "levels", tuple(self.levels))  # JSON knows only lists
+        if self.vocoder_fft % self.hop:
+            raise ValueError(f"vocoder_fft {self.vocoder_fft} must be a multiple of hop {self.hop}")
+
+    @property
+    def token_samples(self) -> int:
+        """Waveform samples of one token."""
+        return self.hop * self.stack
+
+
+def to_unit(mel: jax.Array) -> jax.Array:
+    """Log-mel (about -9.2 .. 0) scaled to about -1 .. 1 for the networks."""
+    return mel / 3.0 + 1.9
+
+
+def from_unit(unit: jax.Array) -> jax.Array:
+    """The inverse of `to_unit`."""
+    return (unit - 1.9) * 3.0
+
+
+class Encoder(nnx.Module):
+    """Log-mel [B, T * stack, M] -> digits [B, T, D]."""
+
+    def __init__(self, config: CodecConfig, *, rngs: nnx.Rngs):
+        self.fsq, self.stack = Fsq(config.levels), config.stack
+        self.body = ConvNeXt(
+            config.mels * config.stack, len(config.levels), config.encoder_width, config.encoder_layers,
+            config.kernel, config.expansion, rngs,
+        )  # fmt: skip
+
+    def __call__(self, mel_BFM: jax.Array, mask_BT: jax.Array) -> jax.Array:
+        batch, count, mels = mel_BFM.shape
+        stacked = to_unit(mel_BFM).reshape(batch, count // self.stack, self.stack * mels)
+        return self.fsq.round(self.body(stacked, mask_BT))
+
+
+class Decoder(nnx.Module):
+    """Digits [B, T, D] -> log-mel [B, T * stack, M]."""
+
+    def __init__(self, config: CodecConfig, *, rngs: nnx.Rngs):
+        self.fsq, self.stack = Fsq(config.levels), config.stack
+        width, sizes = config.decoder_width, (config.kernel, config.expansion, rngs)
+        self.body = ConvNeXt(len(config.levels), width * config.stack, width, config.decoder_layers, *sizes)
+        self.refiner = ConvNeXt(width, config.mels, width, config.refiner_layers, *sizes)
+
+    def __call__(self, digits_BTD: jax.Array, mask_BT: jax.Array) -> jax.Array:
+        h_BTC = self.body(self.fsq.centre(digits_BTD), mask_BT)
+        h_BFC = h_BTC.reshape(len(h_BTC), h_BTC.shape[1] * self.stack, -1)
+        return from_unit(self.refiner(h_BFC, jnp.repeat(mask_BT, self.stack, axis=1)))
