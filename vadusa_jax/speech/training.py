@@ -54,9 +54,9 @@ class CodecTraining:
     phone_weight: float = 0.1
     reader_width: int = 192
     reader_layers: int = 3
-    crop_frames: int = 96  # stage 2
-    crops: int = 16
-    spectral_weight: float = 1.0
+    crops: int = 16  # stage 2
+    crop_tokens: int = 48
+    margin_tokens: int = 16  # the reach of the decoder
     seed: int = 0
 
 
@@ -92,7 +92,7 @@ def train_vocoder(
 ) -> tuple[FsqCodec, dict[str, float]]:
     """Stage 2: the same codec, its encoder untouched, with a vocoder and a decoder that suit each other."""
     vocoder = codec.vocoder or Vocoder(codec.config, rngs=nnx.Rngs(training.seed + 2))
-    loss = functools.partial(wave_loss, codec.config, training.spectral_weight)
+    loss = functools.partial(wave_loss, codec.config, training.margin_tokens)
     batches = crops(recordings, codec.config, training)
     modules = {"decoder": codec.decoder, "vocoder": vocoder}
     fixed = {"encoder": codec.encoder}
@@ -114,21 +114,25 @@ def token_loss(config: CodecConfig, phone_weight: float, modules: dict[str, nnx.
     return mel_loss + phone_weight * phone_loss, {"mel": mel_loss, "phone": phone_loss}
 
 
-def wave_loss(config: CodecConfig, spectral_weight: float, modules: dict[str, nnx.Module], batch: Batch):
-    """Spectral and log-mel distance of the waves made from recorded (first half) and decoded (second half) log-mel."""
-    wave_BP = batch["wave_BP"]
-    mel_BFM = features.log_mel(wave_BP, config.sample_rate, config.n_fft, config.hop, config.mels)
-    half = len(wave_BP) // 2
-    mask_BF = jnp.ones(mel_BFM.shape[:2])
-    mask_HT = jnp.ones((len(wave_BP) - half, mel_BFM.shape[1] // config.stack))
-    digits_HTD = jax.lax.stop_gradient(modules["encoder"](mel_BFM[half:], mask_HT))
-    decoded_HFM = modules["decoder"](digits_HTD, mask_HT)
+def wave_loss(config: CodecConfig, margin: int, modules: dict[str, nnx.Module], batch: Batch):
+    """Spectral and log-mel distance of the waves made from recorded (first half) and decoded (second half) log-mel.
+
+    Encoder and decoder also see `margin` tokens on either side of what is compared, as they do in whole sentences.
+    """
+    inner_T, inner_F = (slice(margin * n, -margin * n) for n in (1, config.stack))
+    wave_BP = batch["wave_BP"][:, margin * config.token_samples : -margin * config.token_samples]
+    mask_BT, half = batch["mask_BT"], len(wave_BP) // 2
+    mask_BF = jnp.repeat(mask_BT[:, inner_T], config.stack, axis=1)
+    mel_BFM = features.log_mel(batch["wave_BP"], config.sample_rate, config.n_fft, config.hop, config.mels)
+    digits_HTD = jax.lax.stop_gradient(modules["encoder"](mel_BFM[half:], mask_BT[half:]))
+    decoded_HFM = modules["decoder"](digits_HTD, mask_BT[half:])[:, inner_F]
+    mel_BFM = mel_BFM[:, inner_F]
     made_BP = modules["vocoder"](jnp.concatenate([mel_BFM[:half], decoded_HFM]), mask_BF)
     heard_BFM = features.log_mel(made_BP, config.sample_rate, config.n_fft, config.hop, config.mels)
     mel_loss = jnp.abs(heard_BFM - mel_BFM).mean()
-    decoder_loss = jnp.abs(decoded_HFM - mel_BFM[half:]).mean()
+    decoder_loss = (jnp.abs(decoded_HFM - mel_BFM[half:]) * mask_BF[half:, :, None]).mean()
     loss = spectral_loss(made_BP, wave_BP)
-    return spectral_weight * loss + mel_loss + decoder_loss, {"spectra": loss, "mel": mel_loss, "decoder": decoder_loss}
+    return loss + mel_loss + decoder_loss, {"spectra": loss, "mel": mel_loss, "decoder": decoder_loss}
 
 
 def fit(
@@ -203,17 +207,20 @@ def sentence_rows(recordings: Sequence[Recording], config: CodecConfig, training
 
 
 def crops(recordings: Sequence[Recording], config: CodecConfig, training: CodecTraining) -> Iterator[Batch]:
-    """Endless batches of crops drawn evenly over all the sound; shorter recordings are filled up with silence."""
-    size = training.crop_frames * config.hop
-    lengths = np.array([max(len(r.wave_P), size) for r in recordings], np.float64)
+    """Endless batches of crops with their margins, drawn evenly over all the sound; `mask_BT` is 0 outside of it."""
+    size, margin, step = training.crop_tokens + 2 * training.margin_tokens, training.margin_tokens, config.token_samples
+    counts = np.array([-(-len(r.wave_P) // step) for r in recordings])
     rng = np.random.default_rng(training.seed)
     while True:
-        wave_BP = np.zeros((training.crops, size), np.float32)
-        for row, i in enumerate(rng.choice(len(recordings), training.crops, p=lengths / lengths.sum())):
-            wave_P = recordings[i].wave_P
-            crop = wave_P[rng.integers(max(len(wave_P) - size, 0) + 1) :][:size]
-            wave_BP[row, : len(crop)] = crop
-        yield {"wave_BP": wave_BP}
+        wave_BP = np.zeros((training.crops, size * step), np.float32)
+        mask_BT = np.zeros((training.crops, size), np.float32)
+        for row, i in enumerate(rng.choice(len(recordings), training.crops, p=counts / counts.sum())):
+            start = int(rng.integers(-margin, max(counts[i] + margin - size, -margin) + 1))
+            sound_P = recordings[i].wave_P[max(start, 0) * step :][: (size + min(start, 0)) * step]
+            at = max(-start, 0)
+            wave_BP[row, at * step :][: len(sound_P)] = sound_P
+            mask_BT[row, at : counts[i] - start] = 1.0
+        yield {"wave_BP": wave_BP, "mask_BT": mask_BT}
 
 
 def _endless(items: Sequence[int], rng: np.random.Generator) -> Iterator[int]:
