@@ -25,7 +25,15 @@ class DraftHeads(nnx.Module):
     def __call__(self, h: jax.Array, first: int | None = None) -> jax.Array:
         """`[..., D]` to the logits `[..., K, V]` of the `first` heads (default: all), in float32 or wider."""
         residual, bias, output = (p[...].astype(self.dtype) for p in (self.residual, self.bias, self.output))
-        residual, bias, output = residual[:, :first], bias[:, :first], output[:first]
+        return self._logits(h, residual[:, :first], bias[:, :first], output[:first])
+
+    def one(self, h: jax.Array, k: int) -> jax.Array:
+        """`[..., D]` to the logits `[..., V]` of head k = 1..K alone."""
+        residual, bias, output = (p[...].astype(self.dtype) for p in (self.residual, self.bias, self.output))
+        return self._logits(h, residual[:, k - 1 : k], bias[:, k - 1 : k], output[k - 1 : k])[..., 0, :]
+
+    @staticmethod
+    def _logits(h: jax.Array, residual: jax.Array, bias: jax.Array, output: jax.Array) -> jax.Array:
         z_KD = jnp.broadcast_to(h[..., None, :], (*h.shape[:-1], output.shape[0], h.shape[-1]))
         for w_KDD, b_KD in zip(residual, bias, strict=True):
             z_KD = z_KD + jax.nn.silu(jnp.einsum("...KD,KDE->...KE", z_KD, w_KDD) + b_KD)

@@ -1,0 +1,24 @@
+"""The demo model: 5 M parameters of backbone, 2 M of draft heads, one voice, an hour on two CPU cores.
+
+    bash launch/demo_train.sh --minutes 90
+
+or this stage alone:
+
+    python -m vadusa_jax.train --config configs/demo.py --config.data.dir out/demo_train/tokens --workdir out/demo_train/train
+
+Expect a dev loss of the LM head near 1.0 nats (see the model card in vadusa_jax/assets/demo).
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config() -> ConfigDict:
+    """Values that differ from the defaults in vadusa_jax/config.py are set here; all others can be overridden too."""
+    import dataclasses
+
+    from vadusa_jax.config import Config
+
+    config = ConfigDict(dataclasses.asdict(Config()))
+    config.train.steps = 2400
+    config.data.batch_rows = 4
+    return config

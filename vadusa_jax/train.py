@@ -1,0 +1,54 @@
+"""Trains backbone and draft heads on token records.
+
+    python -m vadusa_jax.train --config configs/demo.py --workdir out/train [--resume] [--minutes 60]
+    python -m vadusa_jax.train --config configs/demo.py --workdir out/train --config.train.steps=1000
+
+Leaves checkpoints, config.json, vocabulary.json and metrics.jsonl in the work folder.
+"""
+
+import dataclasses
+import shutil
+import time
+from pathlib import Path
+
+import jax
+from absl import app, flags, logging
+from ml_collections import config_flags
+
+from vadusa_jax.config import Config, from_config_dict
+from vadusa_jax.data.batches import dev_batches, train_batches
+from vadusa_jax.training.checkpoint import load_run_config
+from vadusa_jax.training.loop import measure_step_s, train
+
+_CONFIG = config_flags.DEFINE_config_file("config", None, "Config file; single values by --config.room.name=value.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder for checkpoints and logs.", required=True)
+_RESUME = flags.DEFINE_bool("resume", False, "Go on from the newest checkpoint in the work folder, if there is one.")
+_MINUTES = flags.DEFINE_float("minutes", None, "Choose train.steps so that training takes about this long here.")
+
+
+def fit_to_minutes(config: Config, minutes: float) -> Config:
+    """`config` with as many steps as fit into `minutes` at the speed measured now on these devices."""
+    step_s = measure_step_s(config, train_batches(config.data, config.model))
+    steps = max(int(60 * minutes / step_s), 1)
+    print(f"a step takes {step_s:.2f} s here: {steps} steps in {minutes:g} minutes")
+    return dataclasses.replace(config, train=dataclasses.replace(config.train, steps=steps))
+
+
+def main(_) -> None:
+    logging.set_verbosity(logging.WARNING)
+    folder, config = Path(_WORKDIR.value), from_config_dict(_CONFIG.value)
+    if _MINUTES.value:
+        begun = _RESUME.value and (folder / "config.json").exists()
+        # A resumed run keeps its number of steps: the learning rate depends on it.
+        config = load_run_config(folder) if begun else fit_to_minutes(config, _MINUTES.value)
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(Path(config.data.dir) / "vocabulary.json", folder / "vocabulary.json")
+    began = time.monotonic()
+    batches = train_batches(config.data, config.model, jax.process_index(), jax.process_count())
+    train(config, folder, batches, lambda: dev_batches(config.data, config.model), _RESUME.value)
+    print(f"trained to step {config.train.steps} in {(time.monotonic() - began) / 60:.1f} minutes: {folder}")
+
+
+if __name__ == "__main__":
+    flags.mark_flag_as_required("config")
+    app.run(main)

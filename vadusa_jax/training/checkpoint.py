@@ -1,0 +1,102 @@
+"""Training checkpoints: parameters, optimiser state, step and data position in one Orbax step, complete or absent.
+
+A run's folder also holds `config.json`, `vocabulary.json` and `codec_facts.json`: what the parameters mean.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+from orbax.checkpoint import v1 as ocp
+
+from vadusa_jax.config import Config, from_dict, to_json
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that does not fit what it is loaded into."""
+
+
+class Checkpoints:
+    """The checkpoints of one run, newest kept."""
+
+    def __init__(self, folder: Path, keep: int = 2):
+        self._orbax = ocp.training.Checkpointer(
+            (Path(folder) / "checkpoints").absolute(),
+            preservation_policy=ocp.training.preservation_policies.LatestN(keep),
+        )
+
+    @property
+    def latest_step(self) -> int | None:
+        """The last complete step, or None."""
+        return None if self._orbax.latest is None else self._orbax.latest.step
+
+    def save(self, step: int, params: Any, optimizer_state: Any, data_state: dict[str, Any]) -> None:
+        """Starts saving; a failure of the previous save is raised here, or by `close`."""
+        arrays = {"params": _arrays(params), "optimizer": _arrays(optimizer_state)}
+        self._orbax.save_checkpointables_async(step, arrays, custom_metadata={"data": data_state})
+
+    def load(self, params: Any, optimizer_state: Any | None = None) -> tuple[int, Any, Any, dict[str, Any]]:
+        """The newest step as `(step, params, optimizer_state, data_state)`, placed like the given arrays.
+
+        Raises:
+            CheckpointError: a parameter is missing or has another shape: it names the parameter and both shapes.
+        """
+        step = self.latest_step
+        if step is None:
+            raise CheckpointError(f"no complete checkpoint in {self._orbax.directory}")
+        saved = self._orbax.checkpointables_metadata(step)
+        saved_shapes = _shapes(saved.metadata["params"])
+        for name, shape in _shapes(_arrays(params)).items():
+            if saved_shapes.get(name) != shape:
+                raise CheckpointError(
+                    f"parameter {name} has shape {shape} here and {saved_shapes.get(name, 'no counterpart')} in "
+                    f"{self._orbax.directory}: the checkpoint was made with another config"
+                )
+        wanted = {"params": jax.tree.map(_abstract, _arrays(params))}
+        if optimizer_state is not None:
+            wanted["optimizer"] = jax.tree.map(_abstract, _arrays(optimizer_state))
+        loaded = self._orbax.load_checkpointables(step, wanted)
+        params = _like(params, loaded["params"])
+        if optimizer_state is not None:
+            optimizer_state = _like(optimizer_state, loaded["optimizer"])
+        return step, params, optimizer_state, saved.custom_metadata["data"]
+
+    def close(self) -> None:
+        """Waits for the save under way; raises if it failed."""
+        self._orbax.close()
+
+
+def save_run_config(folder: Path, config: Config) -> None:
+    """Writes `config.json`, the meaning of the run's parameters."""
+    folder.mkdir(parents=True, exist_ok=True)
+    aside = folder / "config.json.partial"
+    aside.write_text(to_json(config))
+    aside.replace(folder / "config.json")
+
+
+def load_run_config(folder: Path) -> Config:
+    """Reads what `save_run_config` wrote."""
+    return from_dict(Config, json.loads((Path(folder) / "config.json").read_text()))
+
+
+def _name(path: tuple) -> str:
+    return "/".join(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path)
+
+
+def _arrays(tree: Any) -> dict[str, jax.Array]:
+    # Flat names rather than library containers: the files then do not depend on how a library nests its state.
+    return {_name(path).removesuffix("/value"): x for path, x in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def _like(tree: Any, arrays: dict[str, jax.Array]) -> Any:
+    names = list(_arrays(tree))
+    return jax.tree.unflatten(jax.tree.structure(tree), [arrays[name] for name in names])
+
+
+def _shapes(arrays: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(x.shape) for name, x in arrays.items()}
+
+
+def _abstract(x: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
