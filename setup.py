@@ -9,6 +9,7 @@ CORE = [
     "orbax-checkpoint>=0.11.25",
     "grain>=0.2.14",
     "array_record>=0.8",
+    "importlib_resources",  # tfds asks for it when it writes
     "tensorflow-datasets>=4.9.9",
     "numpy>=2.0",
     "scipy",

@@ -4,7 +4,7 @@
 
 or this stage alone:
 
-    python -m vadusa_jax.train --config configs/demo.py --config.data.dir out/demo_train/tokens --workdir out/demo_train/train
+    python -m vadusa_jax.train --config configs/demo.py --workdir out/demo_train/train
 
 Expect a dev loss of the LM head near 1.0 nats (see the model card in vadusa_jax/assets/demo).
 """

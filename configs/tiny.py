@@ -1,10 +1,11 @@
 """A model of a few thousand parameters for the tests: seconds on one core, learns next to nothing.
 
-    python -m vadusa_jax.train --config configs/tiny.py --config.data.dir out/tokens --workdir out/tiny
+python -m vadusa_jax.train --config configs/tiny.py --config.data.dir out/tokens --workdir out/tiny
 """
 
-from configs import demo
 from ml_collections import ConfigDict
+
+from configs import demo
 
 
 def get_config() -> ConfigDict:

@@ -9,9 +9,7 @@ from vadusa_jax.config import HeadsConfig, ModelConfig
 from vadusa_jax.decode.tree import Tree
 from vadusa_jax.model.heads import SpeechLM
 
-MODEL = ModelConfig(
-    speech_vocab=19, text_vocab=12, layers=2, width=32, attention_heads=4, ffn=48, max_length=256
-)
+MODEL = ModelConfig(speech_vocab=19, text_vocab=12, layers=2, width=32, attention_heads=4, ffn=48, max_length=256)
 HEADS = HeadsConfig(count=4, layers=2)
 
 

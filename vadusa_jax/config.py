@@ -64,7 +64,8 @@ class DecodeConfig:
     temperature: float = 0.8
     top_k: int = 25  # 0: off
     top_p: float = 1.0  # 1: off
-    max_tokens_per_phone: float = 16.0  # a sentence longer than this times its phones ends with `length`
+    extra_tokens: int = 75  # a text of n phones may say extra_tokens + tokens_per_phone * n; then it ends: `length`
+    tokens_per_phone: float = 6.0
     repeat_limit: int = 100  # one token this often in a row ends with `repeat`
 
 

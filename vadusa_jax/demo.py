@@ -9,13 +9,14 @@ from pathlib import Path
 
 from absl import app, flags
 
+from vadusa_jax.decode.modes import parse_mode
 from vadusa_jax.evaluation.clips import speak, split_speakable
 from vadusa_jax.evaluation.metrics import Recogniser
 from vadusa_jax.evaluation.plots import plot_acceptance, plot_spectrograms
 from vadusa_jax.evaluation.report import SUMMARY, markdown_table, write_json
 from vadusa_jax.evaluation.scores import rows, score
 from vadusa_jax.evaluation.testsets import Sentence, load_testset
-from vadusa_jax.voice import DEMO_MODEL, Voice, parse_mode
+from vadusa_jax.voice import DEMO_MODEL, Voice
 
 SAY = flags.DEFINE_string("say", None, "Text to speak; five held-out sentences by default.")
 MODEL = flags.DEFINE_string("model", str(DEMO_MODEL), "Model folder.")

@@ -11,12 +11,13 @@ from pathlib import Path
 
 from absl import app, flags
 
+from vadusa_jax.decode.modes import parse_mode
 from vadusa_jax.evaluation import plots, report
 from vadusa_jax.evaluation.clips import reference_clips, speak, split_speakable
 from vadusa_jax.evaluation.metrics import Recogniser
 from vadusa_jax.evaluation.scores import rows, score
 from vadusa_jax.evaluation.testsets import read_sentences
-from vadusa_jax.voice import DEMO_MODEL, Voice, parse_mode
+from vadusa_jax.voice import DEMO_MODEL, Voice
 
 MODEL = flags.DEFINE_string("model", str(DEMO_MODEL), "Model folder.")
 TEXTS = flags.DEFINE_string("texts", "heldout", "heldout, everyday, or a text file with one sentence a line.")

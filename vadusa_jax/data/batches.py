@@ -116,3 +116,9 @@ def _stack(rows: list[Batch], data: DataConfig, model: ModelConfig) -> Batch:
 def filled_share(batch: Batch) -> float:
     """Share of the positions that are not padding."""
     return float(np.mean(batch["segments_BT"] > 0))
+
+
+def read_prompts(folder: str, model: ModelConfig, split: str) -> list[list[int]]:
+    """The prompts `[phones] SEP` of a split, in the model's vocabulary."""
+    source = _source(DataConfig(dir=folder), model, split)
+    return [[model.eos + 1 + int(symbol) for symbol in (*record["phones"], SEP)] for record in source]

@@ -17,6 +17,11 @@ class Rule(Protocol):
     """One acceptance rule; each implementation states its guarantee."""
 
     @property
+    def name(self) -> str:
+        """How the rule is written, and the key of its trees."""
+        ...
+
+    @property
     def draws(self) -> int:
         """X: independent noise rows that the rule needs per position."""
         ...
@@ -33,7 +38,7 @@ class Rule(Protocol):
 class Greedy:
     """Accepts the most likely token. Guarantee: the output equals greedy autoregressive decoding."""
 
-    draws = 0
+    name, draws = "greedy", 0
 
     def allowed(self, log_p: jax.Array, noise: jax.Array) -> jax.Array:
         return jnp.argmax(log_p, axis=-1)[..., None]
@@ -52,6 +57,10 @@ class Tolerance:
     def __post_init__(self):
         if self.draws < 1:
             raise ValueError(f"tolerance must be at least 1, got {self.draws}")
+
+    @property
+    def name(self) -> str:
+        return f"tolerance:{self.draws}"
 
     def allowed(self, log_p: jax.Array, noise: jax.Array) -> jax.Array:
         return jnp.argmax(log_p[..., None, :] + noise, axis=-1)

@@ -98,9 +98,7 @@ def _prefill(model: SpeechLM, prompts: Prompts, settings: Settings, slots: int) 
     first_B = settings.rule.allowed(log_p_BV, noise_BXV)[:, 0]
     zero_B = jnp.zeros((batch,), jnp.int32)
     buffer_BS = jnp.zeros((batch, slots), jnp.int32)
-    state = State(
-        cache, buffer_BS, buffer_BS, zero_B, zero_B, zero_B, _draft(model, settings, h_BD), zero_B, zero_B
-    )
+    state = State(cache, buffer_BS, buffer_BS, zero_B, zero_B, zero_B, _draft(model, settings, h_BD), zero_B, zero_B)
     return _say(state, first_B[:, None], jnp.ones((batch,), jnp.int32), prompts.limit_B, settings, model)
 
 

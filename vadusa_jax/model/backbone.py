@@ -7,6 +7,7 @@ tree differ only in what their mask allows.
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import lax
 
 from vadusa_jax.config import ModelConfig
 from vadusa_jax.model.cache import Cache
@@ -33,12 +34,17 @@ def _lookup_backward(saved, gradient_BTD: jax.Array):
 lookup.defvjp(_lookup_forward, _lookup_backward)
 
 
-def rotate(x_BTNH: jax.Array, positions_BT: jax.Array, theta: float) -> jax.Array:
-    """Rotary position embedding (arXiv 2104.09864), halves rotated against each other, angles in float32."""
-    half = x_BTNH.shape[-1] // 2
+def rotation(positions_BT: jax.Array, half: int, theta: float, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
+    """Cosine and sine of the rotary angles (arXiv 2104.09864), `[B, T, 1, half]`, from angles in float32."""
     frequency_H = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
     angle_BT1H = positions_BT[:, :, None, None].astype(jnp.float32) * frequency_H[None, None, None, :]
-    cos, sin = jnp.cos(angle_BT1H).astype(x_BTNH.dtype), jnp.sin(angle_BT1H).astype(x_BTNH.dtype)
+    # The barrier keeps XLA from computing them again inside every layer's fusions.
+    return lax.optimization_barrier((jnp.cos(angle_BT1H).astype(dtype), jnp.sin(angle_BT1H).astype(dtype)))
+
+
+def rotate(x_BTNH: jax.Array, by: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """Rotates the halves of each head against each other by the angles of `rotation`."""
+    cos, sin = by
     a, b = jnp.split(x_BTNH, 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)
 
@@ -69,25 +75,30 @@ class Block(nnx.Module):
 
     def __init__(self, config: ModelConfig, dtype: jnp.dtype, rngs: nnx.Rngs):
         width, ffn = config.width, config.ffn
-        self.attention_heads, self.rope_theta = config.attention_heads, config.rope_theta
-        residual = nnx.initializers.normal(0.02 / (2 * config.layers) ** 0.5)
+        self.attention_heads = config.attention_heads
+        residual_std = 0.02 / (2 * config.layers) ** 0.5  # the residual stream starts no louder with more layers
 
-        def linear(inputs: int, outputs: int, init=nnx.initializers.normal(0.02)) -> nnx.Linear:
+        def linear(inputs: int, outputs: int, std: float = 0.02) -> nnx.Linear:
+            init = nnx.initializers.normal(std)
             return nnx.Linear(inputs, outputs, use_bias=False, kernel_init=init, dtype=dtype, rngs=rngs)
 
         self.attention_norm = nnx.RMSNorm(width, dtype=dtype, rngs=rngs)
         self.q, self.k, self.v = linear(width, width), linear(width, width), linear(width, width)
-        self.out = linear(width, width, residual)
+        self.out = linear(width, width, residual_std)
         self.ffn_norm = nnx.RMSNorm(width, dtype=dtype, rngs=rngs)
-        self.gate, self.up, self.down = linear(width, ffn), linear(width, ffn), linear(ffn, width, residual)
+        self.gate, self.up, self.down = linear(width, ffn), linear(width, ffn), linear(ffn, width, residual_std)
 
     def __call__(
-        self, h_BTD: jax.Array, positions_BT: jax.Array, mask_BTT: jax.Array, cached: tuple[KV, jax.Array] | None
+        self,
+        h_BTD: jax.Array,
+        by: tuple[jax.Array, jax.Array],
+        mask_BTT: jax.Array,
+        cached: tuple[KV, jax.Array] | None,
     ) -> tuple[jax.Array, KV]:
         x_BTD = self.attention_norm(h_BTD)
         split = (*x_BTD.shape[:2], self.attention_heads, -1)
-        q_BTNH = rotate(self.q(x_BTD).reshape(split), positions_BT, self.rope_theta)
-        k_BTNH = rotate(self.k(x_BTD).reshape(split), positions_BT, self.rope_theta)
+        q_BTNH = rotate(self.q(x_BTD).reshape(split), by)
+        k_BTNH = rotate(self.k(x_BTD).reshape(split), by)
         q, k, v = (x.transpose(0, 2, 1, 3) for x in (q_BTNH, k_BTNH, self.v(x_BTD).reshape(split)))
         sources = [((k, v), mask_BTT)] if cached is None else [cached, ((k, v), mask_BTT)]
         h_BTD = h_BTD + self.out(attend(q, sources).transpose(0, 2, 1, 3).reshape(x_BTD.shape))
@@ -100,7 +111,9 @@ class Backbone(nnx.Module):
 
     def __init__(self, config: ModelConfig, dtype: jnp.dtype = jnp.float32, *, rngs: nnx.Rngs):
         if config.width % (2 * config.attention_heads):
-            raise ValueError(f"width {config.width} must be an even multiple of attention_heads {config.attention_heads}")
+            raise ValueError(
+                f"width {config.width} must be an even multiple of attention_heads {config.attention_heads}"
+            )
         init = nnx.initializers.normal(0.02)
         self.config = config
         self.dtype = dtype
@@ -129,13 +142,13 @@ class Backbone(nnx.Module):
         seen_BTS = None
         if cache is not None:
             slots = jnp.arange(cache.keys[0].shape[2])
-            seen_BTS = jnp.broadcast_to(
-                slots < cache.length_B[:, None, None], (*tokens_BT.shape, len(slots))
-            )
+            seen_BTS = jnp.broadcast_to(slots < cache.length_B[:, None, None], (*tokens_BT.shape, len(slots)))
+        half = self.config.width // self.config.attention_heads // 2
+        by = rotation(positions_BT, half, self.config.rope_theta, h_BTD.dtype)
         new = []
         for i, block in enumerate(self.blocks):  # unrolled: a scan over stacked layers would copy weights and cache
             cached = None if cache is None else ((cache.keys[i], cache.values[i]), seen_BTS)
-            h_BTD, kv = block(h_BTD, positions_BT, mask_BTT, cached)
+            h_BTD, kv = block(h_BTD, by, mask_BTT, cached)
             new.append(kv)
         return self.norm(h_BTD), tuple(new)
 

@@ -1,6 +1,6 @@
 """Training checkpoints: parameters, optimiser state, step and data position in one Orbax step, complete or absent.
 
-A run's folder also holds `config.json`, `vocabulary.json` and `codec_facts.json`: what the parameters mean.
+A run's folder also holds `config.json` and `vocabulary.json`: what the parameters mean.
 """
 
 import json
@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from flax import nnx
 from orbax.checkpoint import v1 as ocp
 
 from vadusa_jax.config import Config, from_dict, to_json
+from vadusa_jax.model.heads import SpeechLM
 
 
 class CheckpointError(ValueError):
@@ -78,6 +80,17 @@ def save_run_config(folder: Path, config: Config) -> None:
 def load_run_config(folder: Path) -> Config:
     """Reads what `save_run_config` wrote."""
     return from_dict(Config, json.loads((Path(folder) / "config.json").read_text()))
+
+
+def load_trained(folder: Path) -> tuple[Config, SpeechLM]:
+    """The config and the newest model of a training run."""
+    config = load_run_config(folder)
+    lm = SpeechLM(config.model, config.heads, rngs=nnx.Rngs(0))
+    checkpoints = Checkpoints(folder, config.train.keep)
+    _, params, _, _ = checkpoints.load(nnx.state(lm, nnx.Param))
+    checkpoints.close()
+    nnx.update(lm, params)
+    return config, lm
 
 
 def _name(path: tuple) -> str:

@@ -1,0 +1,75 @@
+"""Fits draft trees to a model and to this machine: measures acceptance and step times, chooses tree and size.
+
+    python -m vadusa_jax.fit_tree --model out/train --tokens out/tokens [--out trees.json]
+
+`--model` is a training run or a voice's folder; the trees go to `trees.json` in it unless `--out` says otherwise.
+"""
+
+from pathlib import Path
+
+import numpy as np
+from absl import app, flags
+from tqdm import tqdm
+
+from vadusa_jax.data.batches import read_prompts
+from vadusa_jax.decode.accept import EXACT, Greedy, Rule, Tolerance
+from vadusa_jax.decode.fit import fit, fit_sizes, measure_hits, measure_step_s, wide_tree
+from vadusa_jax.decode.loop import Prompts
+from vadusa_jax.decode.prompts import make_prompts, token_limit
+from vadusa_jax.decode.trees import FittedTree, Trees, device_kind
+from vadusa_jax.training.checkpoint import load_trained
+from vadusa_jax.voice import load_lm
+
+_MODEL = flags.DEFINE_string("model", None, "Training run or voice folder.", required=True)
+_TOKENS = flags.DEFINE_string("tokens", None, "Token dataset.", required=True)
+_SPLIT = flags.DEFINE_string("split", "dev", "Split whose texts are spoken.")
+_TEXTS = flags.DEFINE_integer("texts", 100, "How many texts are spoken.", lower_bound=1)
+_NODES = flags.DEFINE_integer("nodes", 64, "Largest tree.", lower_bound=2)
+_OUT = flags.DEFINE_string("out", None, "Where the trees go.")
+
+RULES: tuple[Rule, ...] = (Greedy(), EXACT, Tolerance(2), Tolerance(3), Tolerance(5))
+_BATCH = 10  # texts spoken together
+
+
+def table(fitted: dict[str, FittedTree], step_s: dict[int, float]) -> str:
+    """Expected tokens per step and speed-up over one node, for every rule and measured size, as Markdown."""
+    lines = ["| rule | nodes | tokens per step | ms per step | speed-up |", "|---|---|---|---|---|"]
+    for name, f in fitted.items():
+        for nodes, seconds in step_s.items():
+            if nodes <= len(f.expected_T):
+                gain = f.expected_T[nodes - 1] * step_s[1] / seconds
+                best = " (chosen)" if f.nodes[device_kind()] == nodes else ""
+                lines.append(
+                    f"| {name} | {nodes}{best} | {f.expected_T[nodes - 1]:.2f} | {1e3 * seconds:.2f} | {gain:.2f} |"
+                )
+    return "\n".join(lines)
+
+
+def main(_) -> None:
+    folder = Path(_MODEL.value)
+    config, lm = load_lm(folder) if (folder / "model.safetensors").exists() else load_trained(folder)
+    tokens = read_prompts(_TOKENS.value, config.model, _SPLIT.value)[: _TEXTS.value]
+    limits = [token_limit(len(t) - 1, config.decode, config.model) for t in tokens]
+
+    def batch(i: int) -> Prompts:
+        part = slice(i, i + _BATCH)
+        return make_prompts(tokens[part], limits[part], range(len(tokens))[part], seed=0)
+
+    batches = [batch(i) for i in range(0, len(tokens), _BATCH)]
+    wide = wide_tree(config.heads.count, _NODES.value)  # the time of a step depends on size and depth, not on the nodes
+    step_s = {
+        t: measure_step_s(lm, wide.prune(t), config.decode)
+        for t in tqdm(fit_sizes(_NODES.value), "step times", disable=None)
+    }
+    fitted = {}
+    for rule in tqdm(RULES, "acceptance", disable=None):
+        hits_MKR = np.concatenate([measure_hits(lm, prompts, config.decode, rule) for prompts in batches])
+        fitted[rule.name] = fit(hits_MKR, _NODES.value, step_s)
+    out = Path(_OUT.value) if _OUT.value else folder / "trees.json"
+    Trees(fitted).save(out)
+    print(table(fitted, step_s))
+    print(f"Trees: {out}")
+
+
+if __name__ == "__main__":
+    app.run(main)

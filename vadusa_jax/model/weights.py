@@ -1,0 +1,49 @@
+"""Model parameters as safetensors: float16 on disk, float32 in memory."""
+
+import os
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from safetensors.numpy import load_file, save_file
+
+
+class WeightsError(ValueError):
+    """A weights file that does not belong to the model it is loaded into."""
+
+
+def save_weights(module: nnx.Module, path: Path) -> None:
+    """Writes all parameters as float16, whole or not at all."""
+    half = {name: np.asarray(x, np.float16) for name, x in _named(module).items()}
+    if bad := [name for name, x in half.items() if not np.isfinite(x).all()]:
+        raise WeightsError(f"parameters {bad} do not fit into float16")
+    aside = path.with_suffix(".partial")
+    save_file(half, aside)
+    os.replace(aside, path)
+
+
+def load_weights(module: nnx.Module, path: Path) -> None:
+    """Fills the module; raises WeightsError naming the parameter and both shapes when the file does not match."""
+    stored, wanted = load_file(path), _named(module)
+    for name in sorted(stored.keys() ^ wanted.keys()):
+        where = "the config asks for it" if name in wanted else "the config knows no such parameter"
+        raise WeightsError(f"{path}: parameter {name} is in only one of file and model ({where})")
+    for name, x in wanted.items():
+        if stored[name].shape != x.shape:
+            raise WeightsError(f"{path}: parameter {name} has shape {stored[name].shape}, the config asks {x.shape}")
+    params = nnx.state(module, nnx.Param)
+    leaves = [jnp.asarray(stored[name], x.dtype) for name, x in wanted.items()]
+    nnx.update(module, jax.tree.unflatten(jax.tree.structure(params), leaves))
+
+
+def _named(module: nnx.Module) -> dict[str, jax.Array]:
+    leaves = jax.tree_util.tree_leaves_with_path(nnx.state(module, nnx.Param))
+    return {
+        ".".join(str(getattr(k, "key", getattr(k, "name", k))) for k in path if _named_key(k)): x for path, x in leaves
+    }
+
+
+def _named_key(key: object) -> bool:
+    return getattr(key, "name", None) != "value"
