@@ -1,16 +1,29 @@
-"""Small stand-ins that the tests share: a model of a few thousand parameters and random draft trees."""
+"""Small stand-ins that the tests share: a model of a few thousand parameters, random draft trees, a voice of both."""
+
+import dataclasses
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from vadusa_jax.config import HeadsConfig, ModelConfig
+from vadusa_jax.config import Config, HeadsConfig, ModelConfig
+from vadusa_jax.decode.accept import EXACT, Greedy, Tolerance
 from vadusa_jax.decode.tree import Tree
+from vadusa_jax.decode.trees import FittedTree, Trees
 from vadusa_jax.model.heads import SpeechLM
+from vadusa_jax.speech.codec import new_codec
+from vadusa_jax.speech.fsq import CodecConfig
+from vadusa_jax.text import Vocabulary
+from vadusa_jax.voice import save_lm
 
 MODEL = ModelConfig(speech_vocab=19, text_vocab=12, layers=2, width=32, attention_heads=4, ffn=48, max_length=256)
 HEADS = HeadsConfig(count=4, layers=2)
+CODEC = CodecConfig(
+    levels=(5, 4), encoder_width=8, encoder_layers=1, decoder_width=8, decoder_layers=1, refiner_layers=1,
+    vocoder_width=8, vocoder_layers=1,
+)  # fmt: skip
 
 
 def toy_model(seed: int = 0, dtype: jnp.dtype = jnp.float32, model: ModelConfig = MODEL) -> SpeechLM:
@@ -35,3 +48,16 @@ def random_tree(seed: int, nodes: int, heads: int = HEADS.count, ranks: int = 5)
         if len(paths) < nodes and len(path) <= heads and path not in paths:
             paths.append(path)
     return Tree(tuple(paths))
+
+
+def toy_voice(folder: Path, seed: int = 0) -> Path:
+    """A whole voice with random weights, as `export` leaves one: 20 speech tokens, a tree of 8 nodes for each rule."""
+    vocabulary = Vocabulary.english()
+    model = dataclasses.replace(MODEL, speech_vocab=20, text_vocab=len(vocabulary), max_length=512)
+    save_lm(folder, Config(model, HEADS), toy_model(seed, model=model))
+    vocabulary.save(folder / "vocabulary.json")
+    tree = random_tree(seed, nodes=8)
+    fitted = FittedTree(tree, tuple(1.0 + 0.1 * t for t in range(8)), {}, ((0.5, 0.2),) * HEADS.count)
+    Trees({rule.name: fitted for rule in (Greedy(), EXACT, Tolerance(3))}).save(folder / "trees.json")
+    new_codec(CODEC, seed).save(folder / "codec")
+    return folder
