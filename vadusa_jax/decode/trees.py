@@ -66,17 +66,20 @@ class Trees:
 
     @classmethod
     def load(cls, path: Path) -> "Trees":
-        """Reads what `save` wrote; a broken tree is a TreeError that names the node."""
-        stored = json.loads(Path(path).read_text())
-        if stored.get("version") != VERSION:
-            raise TreeError(
-                f"{path} has version {stored.get('version')}, this code reads {VERSION}: run fit_tree again"
-            )
-        by_rule = {}
-        for name, t in stored["trees"].items():
-            tree = Tree(tuple(tuple(path) for path in t["tree"]))
-            accuracy = tuple(map(tuple, t["accuracy_KR"]))
-            by_rule[name] = FittedTree(tree, tuple(t["expected_T"]), t["nodes"], accuracy)
+        """Reads what `save` wrote; a broken file or tree is a TreeError that names the file or the node."""
+        try:
+            stored = json.loads(Path(path).read_text())
+            if stored["version"] != VERSION:
+                raise TreeError(
+                    f"{path} has version {stored['version']}, this code reads {VERSION}: run fit_tree again"
+                )
+            by_rule = {}
+            for name, t in stored["trees"].items():
+                tree = Tree(tuple(tuple(path) for path in t["tree"]))
+                accuracy = tuple(map(tuple, t["accuracy_KR"]))
+                by_rule[name] = FittedTree(tree, tuple(t["expected_T"]), t["nodes"], accuracy)
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise TreeError(f"{path} does not hold fitted trees ({error!r}): run fit_tree again") from error
         return cls(by_rule)
 
 
