@@ -1,24 +1,24 @@
 """Speaks a few sentences with plain and with speculative decoding, and shows what that changes.
 
-    python -m vadusa_jax.demo [--say "any text"] [--out out/demo]
+    python -m vadusa_jax.demo [--say "Any text." --say "Another."] [--out out/demo]
 
 Writes one WAV per sentence and mode, `spectrograms.png`, `acceptance.png` and `results.json`; prints the table.
 """
 
 from pathlib import Path
 
-from absl import app, flags
+from absl import app, flags, logging
 
 from vadusa_jax.decode.modes import parse_mode
-from vadusa_jax.evaluation.clips import speak, split_speakable
+from vadusa_jax.evaluation.clips import file_name, speak, split_speakable
 from vadusa_jax.evaluation.metrics import Recogniser
 from vadusa_jax.evaluation.plots import plot_acceptance, plot_spectrograms
 from vadusa_jax.evaluation.report import SUMMARY, markdown_table, write_json
-from vadusa_jax.evaluation.scores import rows, score
+from vadusa_jax.evaluation.scores import conditions, rows, score
 from vadusa_jax.evaluation.testsets import Sentence, load_testset
 from vadusa_jax.voice import DEMO_MODEL, Voice
 
-SAY = flags.DEFINE_string("say", None, "Text to speak; five held-out sentences by default.")
+SAY = flags.DEFINE_multi_string("say", [], "Text to speak, once or more; five held-out sentences by default.")
 MODEL = flags.DEFINE_string("model", str(DEMO_MODEL), "Model folder.")
 OUT = flags.DEFINE_string("out", "out/demo", "Where the results go.")
 MODES = flags.DEFINE_list("modes", ["ar", "exact", "tolerance:3"], "Modes to compare.")
@@ -27,23 +27,24 @@ SEEDS = flags.DEFINE_integer("seeds", 1, "How often each sentence is spoken.", l
 
 def main(argv: list[str]) -> None:
     del argv
-    out = Path(OUT.value)
-    sentences = [Sentence("say", SAY.value)] if SAY.value is not None else load_testset("heldout")[:5]
-
+    logging.set_verbosity(logging.WARNING)
+    out, modes = Path(OUT.value), {name: parse_mode(name) for name in MODES.value}
+    sentences = [Sentence(f"say{i}", text) for i, text in enumerate(SAY.value, 1)] or load_testset("heldout")[:5]
     speakable, unspeakable = split_speakable(sentences)
     if unspeakable:
         raise app.UsageError(f"there is nothing to pronounce in --say {unspeakable[0].text!r}")
 
     voice = Voice.load(MODEL.value)
-    modes = {name: parse_mode(name) for name in MODES.value}
+    ran = {name: conditions(voice, mode, batch=1) for name, mode in modes.items()}
     clips = speak(voice, speakable, modes, SEEDS.value, out)
-    table = rows(score(clips, Recogniser()), modes)
+    table = rows(score(clips, Recogniser()), ran)
 
     write_json(out / "results.json", table)
     plot_acceptance(out / "acceptance.png", table)
     plot_spectrograms(out / "spectrograms.png", clips[: len(modes)])
     print(markdown_table(table, SUMMARY))
-    print(f"Listen and look: {out}")
+    print("Listen:", *(f"{out / file_name(name) / 'seed0'}/*.wav" for name in modes))
+    print(f"Look:   {out / 'spectrograms.png'} {out / 'acceptance.png'}\nRead:   {out / 'results.json'}")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
@@ -50,17 +51,30 @@ def score(clips: Sequence[Clip], recogniser: metrics.Recogniser) -> list[Scored]
     return scored
 
 
-def rows(scored: Iterable[Scored], modes: Mapping[str, Any], batch: int = 1, dtype: str = "float32") -> list[dict]:
-    """One row per mode, in the order of first appearance, with all `KEYS`; what a mode cannot have is None."""
+def conditions(voice: Any, mode: Any, batch: int) -> dict:
+    """What a mode runs with: rule, tree as fitted to this device, batch, compute type, device."""
+    return {
+        "rule": mode.rule.name,
+        "nodes": len(voice.trees.choose(mode)),
+        "batch": batch,
+        "dtype": jnp.dtype(voice.lm.backbone.dtype).name,
+        "device": device(),
+    }
+
+
+def rows(scored: Iterable[Scored], ran: Mapping[str, Mapping]) -> list[dict]:
+    """One row per mode, in the order of first appearance, with all `KEYS`; what a mode cannot have is None.
+
+    `ran` holds the `conditions` of every spoken mode by its name.
+    """
     by_mode: dict[str, list[Scored]] = {}
     for one in scored:
         by_mode.setdefault(one.clip.mode, []).append(one)
     made = []
     for name, group in by_mode.items():
-        row = dict.fromkeys(KEYS) | {"mode": name, "device": device()}
+        row = dict.fromkeys(KEYS) | {"mode": name} | ran.get(name, {})
         row |= quality(group, by_mode.get(TRUTH), by_mode.get(AR))
-        if name in modes:
-            row |= {"rule": str(modes[name].rule), "nodes": modes[name].nodes, "batch": batch, "dtype": dtype}
+        if name in ran:
             row |= speed(group, by_mode.get(AR))
         made.append(row)
     return made
@@ -123,4 +137,5 @@ def real_time_factor(group: Iterable[Scored]) -> float:
 def device() -> str:
     """What the figures were measured on."""
     kind = jax.devices()[0].device_kind
-    return f"{kind} ({os.cpu_count()} cores)" if kind == "cpu" else kind
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{kind}, {usable} core{'s' * (usable > 1)}" if kind == "cpu" else kind
