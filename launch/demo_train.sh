@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Makes the demo model from nothing: corpus, codec, tokens, train, fit_tree, export, evaluate.
+# Makes the demo voice from nothing: corpus, codec, tokens, model, draft trees; then measures it.
 #
 #   bash launch/demo_train.sh [--minutes N] [--hours H] [--out DIR] [--dry-run]
 #
 #   --minutes N  bounds all training together (default 120): a fifth for the codec, a fifth for its vocoder, the rest
 #                for backbone and heads
 #   --hours H    hours of speech to make (default 4)
-#   --out DIR    where everything goes (default out/demo_train); the finished model is DIR/export
+#   --out DIR    where everything goes (default out/demo_train); the finished voice is DIR/voice
 #   --dry-run    prints the commands and runs none of them
 #
 # A stage is skipped while its output is there and neither its command nor its inputs have changed since it finished.
@@ -64,7 +64,7 @@ stage codec "corpus" train_codec --corpus "$OUT/corpus" --out "$OUT/codec" \
 stage tokens "corpus codec" prepare tokens --corpus "$OUT/corpus" --codec "$OUT/codec" --out "$OUT/tokens"
 stage train "tokens configs/demo.py" train --config configs/demo.py --config.data.dir "$OUT/tokens" \
     --workdir "$OUT/train" --minutes "$MODEL_MINUTES" --resume
-stage fit_tree "train tokens" fit_tree --model "$OUT/train" --tokens "$OUT/tokens" --out "$OUT/fit_tree"
-stage export "train fit_tree codec" export --workdir "$OUT/train" --codec "$OUT/codec" --trees "$OUT/fit_tree" \
-    --out "$OUT/export"
-stage evaluate "export" evaluate --model "$OUT/export" --texts heldout --out "$OUT/evaluate"
+stage trees.json "train tokens" fit_tree --model "$OUT/train" --tokens "$OUT/tokens" --out "$OUT/trees.json"
+stage voice "train trees.json codec" export --workdir "$OUT/train" --codec "$OUT/codec" --trees "$OUT/trees.json" \
+    --out "$OUT/voice"
+stage evaluate "voice" evaluate --model "$OUT/voice" --texts heldout --seeds 1 --out "$OUT/evaluate"

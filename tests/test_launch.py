@@ -4,6 +4,7 @@ The pipeline runs with a stand-in for Python that writes down its arguments and 
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = sorted((ROOT / "launch").glob("*.sh"))
-STAGES = ["corpus", "codec", "tokens", "train", "fit_tree", "export", "evaluate"]
+STAGES = ["corpus", "codec", "tokens", "train", "trees.json", "voice", "evaluate"]
 
 STAND_IN = """#!/usr/bin/env bash
 set -eu
@@ -88,6 +89,17 @@ def test_dry_run_prints_every_stage_and_does_nothing(pipeline, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_every_flag_is_one_that_its_entry_point_defines(pipeline):
+    _, ran = pipeline("--dry-run")
+    for line in ran.stdout.splitlines():
+        module = re.search(r"-m vadusa_jax\.(\w+)", line)[1]
+        source = (ROOT / "vadusa_jax" / f"{module}.py").read_text(encoding="utf-8")
+        defined = set(re.findall(r"""DEFINE_\w+\(\s*"(\w+)\"""", source))
+        required = set(re.findall(r"""DEFINE_\w+\(\s*"(\w+)\"[^)]*required=True""", source))
+        given = set(re.findall(r" --(\w+)", line))
+        assert required <= given <= defined, line
+
+
 def test_finished_stages_are_skipped(pipeline):
     modules, ran = pipeline()
     assert ran.returncode == 0 and len(modules) == len(STAGES), ran.stderr
@@ -111,7 +123,7 @@ def test_a_changed_setting_runs_what_depends_on_it(pipeline):
 def test_a_failed_stage_stops_the_run_and_is_tried_again(pipeline, tmp_path):
     modules, ran = pipeline(FAIL="train")
     assert ran.returncode == 3 and modules[-1] == "train"
-    assert not (tmp_path / "out" / "export").exists()
+    assert not (tmp_path / "out" / "voice").exists()
     modules, ran = pipeline()
     assert ran.returncode == 0 and modules[0] == "train"
 
