@@ -10,6 +10,7 @@ from typing import Protocol
 import jax
 import jax.numpy as jnp
 
+from vadusa_jax.decode.sampling import likeliest, likeliest_few
 from vadusa_jax.decode.tree import Tree
 
 
@@ -41,7 +42,7 @@ class Greedy:
     name, draws = "greedy", 0
 
     def allowed(self, log_p: jax.Array, noise: jax.Array) -> jax.Array:
-        return jnp.argmax(log_p, axis=-1)[..., None]
+        return likeliest(log_p)[..., None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Tolerance:
         return f"tolerance:{self.draws}"
 
     def allowed(self, log_p: jax.Array, noise: jax.Array) -> jax.Array:
-        return jnp.argmax(log_p[..., None, :] + noise, axis=-1)
+        return likeliest(log_p[..., None, :] + noise)
 
 
 EXACT = Tolerance(1)
@@ -81,8 +82,10 @@ def rank_drafts(log_q: jax.Array, noise: jax.Array, ranks: int) -> jax.Array:
     if noise.shape[-2]:
         perturbed = log_q[..., None, :] + noise
         behind = jnp.max(perturbed - jnp.max(perturbed, axis=-1, keepdims=True), axis=-2)
-        score = behind + 1e-3 * log_q  # the winners of all draws are level: the likelier one first
-    return jax.lax.top_k(score, ranks)[1]
+        score = jnp.where(
+            behind == 0.0, jnp.exp(log_q), behind
+        )  # the draws come first, the likeliest ahead
+    return likeliest_few(score, ranks)
 
 
 def longest_path(
