@@ -56,5 +56,6 @@ def take_path(
 def _write(old_BNSH: jax.Array, new_BNJH: jax.Array, start_B: jax.Array) -> jax.Array:
     # One in-place slice update a row: a vmapped update becomes a scatter, which XLA's CPU backend runs element-wise.
     for b in range(old_BNSH.shape[0]):
-        old_BNSH = lax.dynamic_update_slice(old_BNSH, new_BNJH[b : b + 1], (b, 0, start_B[b], 0))
+        at = [jnp.asarray(i, start_B.dtype) for i in (b, 0, start_B[b], 0)]
+        old_BNSH = lax.dynamic_update_slice(old_BNSH, new_BNJH[b : b + 1], at)
     return old_BNSH
