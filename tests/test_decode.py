@@ -1,0 +1,329 @@
+"""Laws of decoding: drafts change how fast a sentence is said and never what is said."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toys import HEADS, MODEL, random_tree, toy_model
+
+from vadusa_jax.config import Config, DecodeConfig, TrainConfig
+from vadusa_jax.decode.accept import EXACT, Greedy, Rule, Tolerance
+from vadusa_jax.decode.fit import RANKS, fit, measure_hits
+from vadusa_jax.decode.loop import Prompts, Settings, generate, slots_needed
+from vadusa_jax.decode.prompts import TooLong, make_prompts, make_sampling, text_prompt, token_limit
+from vadusa_jax.decode.tree import ROOT, Tree, grow
+from vadusa_jax.model import cache as kv
+from vadusa_jax.model.heads import SpeechLM
+from vadusa_jax.training.step import make_model, make_optimizer, make_train_step
+
+DECODE = DecodeConfig(temperature=0.9, top_k=12, top_p=0.97)
+TREE = Tree(((), (0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (2,), (0, 0, 0, 0), (0, 1, 0), (1, 0, 2), (0, 1, 0, 1)))
+BATCH, SLOTS, NEVER = 16, 256, 10**6
+ids = st.integers(0, MODEL.vocab - 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What one row of a batch said."""
+
+    tokens: tuple[int, ...]
+    steps: tuple[int, ...]  # the pass that decided each token
+    passes: int
+    finish: int
+
+
+EOS, LENGTH, REPEAT = 1, 2, 3
+
+
+def leaning(token: int, by: float, seed: int = 0) -> SpeechLM:
+    """A toy model that says `token` more (or less) often: its logit is raised by about `by` everywhere.
+
+    Coordinate 0 of the hidden state is made the same everywhere, and only the logit of `token` looks at it.
+    """
+    lm = toy_model(seed)
+    backbone, heads = lm.backbone, lm.heads
+    backbone.embedding[...] = backbone.embedding[...].at[:, 0].set(4.0)
+    for block in backbone.blocks:
+        for last in (block.out, block.down):
+            last.kernel[...] = last.kernel[...].at[:, 0].set(0.0)
+    heads.residual[...] = heads.residual[...].at[..., 0].set(0.0)
+    backbone.lm_head.kernel[...] = backbone.lm_head.kernel[...].at[0].set(0.0).at[0, token].set(by / 3)
+    heads.output[...] = heads.output[...].at[:, 0].set(0.0).at[:, 0, token].set(by / 3)
+    return lm
+
+
+def random_prompts(rng: np.random.Generator, rows: int = BATCH, longest: int = 60, limit: int = 40) -> list[list[int]]:
+    return [rng.integers(0, MODEL.vocab, rng.integers(1, longest + 1)).tolist() for _ in range(rows)]
+
+
+def speak(
+    lm: SpeechLM, prompts: Prompts, tree: Tree = ROOT, rule: Rule = EXACT, slots: int = SLOTS, **rest
+) -> list[Row]:
+    settings = Settings(tree, rule, make_sampling(DECODE), rest.pop("repeat_limit", NEVER), **rest)
+    state = jax.device_get(generate(lm, prompts, settings=settings, slots=slots))
+    rows = []
+    for b, count in enumerate(state.count_B):
+        assert not state.said_BS[b, count:].any()  # nothing is said after the end
+        tokens, steps = state.said_BS[b, :count].tolist(), state.step_BS[b, :count].tolist()
+        rows.append(Row(tuple(tokens), tuple(steps), int(state.passes_B[b]), int(state.finish_B[b])))
+    return rows
+
+
+def said(rows: list[Row]) -> list[tuple[tuple[int, ...], int]]:
+    return [(row.tokens, row.finish) for row in rows]
+
+
+def check_row(row: Row, limit: int, tree: Tree) -> None:
+    """What is true of every row, whatever was said."""
+    assert MODEL.eos not in row.tokens[:-1]
+    assert (row.finish == EOS) == (row.tokens[-1] == MODEL.eos)
+    assert 1 <= len(row.tokens) <= limit
+    if row.finish == LENGTH:
+        assert len(row.tokens) == limit
+    blocks = np.bincount(row.steps, minlength=row.passes)
+    assert len(blocks) == row.passes  # passes are counted from the prefill to the one that ended the row
+    assert blocks[0] == 1 and blocks.min() >= 1 and blocks.max() <= tree.depth + 1
+    assert (np.diff(row.steps) >= 0).all()
+    assert blocks.mean() == len(row.tokens) / row.passes  # acceptance length: committed tokens over steps
+
+
+@pytest.fixture(scope="module")
+def lm() -> SpeechLM:
+    return toy_model()
+
+
+# the tree pass
+
+
+@functools.partial(jax.jit, static_argnames="tree_nodes")
+def tree_pass(lm, prompt_BT, token_BT, depth_T, mask_TT, path_TJ, tree_nodes):
+    """Hidden states of a tree by one pass over a cache, and of every path by a pass of its own."""
+    length = prompt_BT.shape[1]
+    causal = jnp.tril(jnp.ones((1, length, length), bool))
+    h_BTD, new = lm.backbone(prompt_BT, jnp.arange(length)[None], causal)
+    cache = kv.append(kv.empty(MODEL, 1, length + 5, h_BTD.dtype), new, jnp.array([length]))
+    tree_BTD, _ = lm.backbone(token_BT, length + depth_T[None], mask_TT[None], cache)
+    whole_TS = jnp.concatenate([jnp.tile(prompt_BT, (tree_nodes, 1)), token_BT[0, path_TJ]], axis=1)
+    slots = whole_TS.shape[1]
+    causal = jnp.tril(jnp.ones((1, slots, slots), bool))
+    path_TSD, _ = lm.backbone(whole_TS, jnp.arange(slots)[None], causal)
+    return tree_BTD[0], path_TSD[jnp.arange(tree_nodes), length + depth_T]
+
+
+@pytest.mark.parametrize(("x64", "tolerance"), [(False, 2e-5), (True, 1e-12)])
+def test_a_pass_over_the_tree_equals_a_pass_over_every_path(x64, tolerance):
+    with jax.enable_x64(x64):
+        lm = toy_model(1, jnp.float64 if x64 else jnp.float32)
+        for seed in range(8):
+            rng, tree = np.random.default_rng(seed), random_tree(seed, 12)
+            path_TJ = np.pad(tree.path_TJ, ((0, 0), (0, HEADS.count - tree.depth)), mode="edge")
+            prompt_BT, token_BT = rng.integers(0, MODEL.vocab, (1, 9)), rng.integers(0, MODEL.vocab, (1, 12))
+            by_tree_TD, by_path_TD = tree_pass(
+                lm, prompt_BT, token_BT, jnp.asarray(tree.depth_T), jnp.asarray(tree.ancestor_TT), path_TJ, 12
+            )
+            assert by_tree_TD.dtype == (jnp.float64 if x64 else jnp.float32)
+            np.testing.assert_allclose(by_tree_TD, by_path_TD, rtol=0, atol=tolerance)
+
+
+# speculative decoding equals plain decoding
+
+
+def test_drafts_never_change_what_is_said_on_a_thousand_prompts(lm):
+    trees, rng = (TREE, random_tree(5, 8), random_tree(6, 20)), np.random.default_rng(0)
+    steps = dict.fromkeys(trees, 0)
+    tokens = 0
+    for seed in range(63):
+        limits = rng.integers(1, 40, BATCH)
+        prompts = make_prompts(random_prompts(rng), limits, rng.integers(0, 10**6, BATCH), seed)
+        plain = speak(lm, prompts)
+        tokens += sum(len(row.tokens) for row in plain)
+        for tree in trees if seed < 10 else trees[:1]:
+            fast = speak(lm, prompts, tree)
+            assert said(fast) == said(plain)
+            for row, limit in zip(fast, limits, strict=True):
+                check_row(row, limit, tree)
+            steps[tree] += sum(row.passes for row in fast)
+    assert tokens > 1.2 * steps[TREE]  # and drafts were accepted, so the law was put to the test
+
+
+@settings(max_examples=5)
+@given(st.integers(0, 10**6))
+def test_greedy_speculation_equals_greedy_decoding(lm, seed):
+    rng = np.random.default_rng(seed)
+    prompts = make_prompts(random_prompts(rng), [40] * BATCH, range(BATCH), seed)
+    assert said(speak(lm, prompts, TREE, Greedy())) == said(speak(lm, prompts, ROOT, Greedy()))
+
+
+@settings(max_examples=5)
+@given(st.integers(0, 10**6))
+def test_coupling_drafts_to_the_noise_changes_the_steps_alone(lm, seed):
+    prompts = make_prompts(random_prompts(np.random.default_rng(seed)), [40] * BATCH, range(BATCH), seed)
+    coupled, uncoupled = speak(lm, prompts, TREE), speak(lm, prompts, TREE, coupled=False)
+    assert said(coupled) == said(uncoupled)
+    assert sum(row.passes for row in coupled) < sum(row.passes for row in uncoupled)
+
+
+def test_plain_decoding_with_a_tolerance_is_plain_decoding(lm):
+    prompts = make_prompts(random_prompts(np.random.default_rng(1)), [40] * BATCH, range(BATCH), 0)
+    assert said(speak(lm, prompts, ROOT, Tolerance(3))) == said(speak(lm, prompts, ROOT, EXACT))
+
+
+def test_equality_holds_over_two_thousand_tokens():
+    lm = leaning(MODEL.eos, -60.0)
+    prompts, slots = make_prompts([[20, 21, 22]], [2100], [0], 0), slots_needed(3, 2100, TREE)
+    plain, fast = speak(lm, prompts, slots=slots), speak(lm, prompts, TREE, slots=slots)
+    assert said(fast) == said(plain)
+    assert len(plain[0].tokens) == 2100 and plain[0].finish == LENGTH
+    check_row(fast[0], 2100, TREE)
+
+
+# batches
+
+
+def test_ragged_batches_equal_each_row_alone(lm):
+    eager = leaning(MODEL.eos, 2.0)  # rows that end at once beside rows that go on
+    rng = np.random.default_rng(3)
+    tokens, limits, numbers = random_prompts(rng, 7), rng.integers(1, 40, 7), rng.integers(0, 1000, 7)
+    limits[2], tokens[3] = 1, tokens[3][:1]
+
+    def rows(model: SpeechLM, which: list[int]) -> list[Row]:
+        return speak(model, make_prompts([tokens[i] for i in which], limits[which], numbers[which], 0), TREE)
+
+    for model in (lm, eager):
+        alone = [rows(model, [i])[0] for i in range(7)]
+        assert rows(model, list(range(7))) == alone
+        order = [4, 1, 6, 0, 3, 5, 2]
+        assert rows(model, order) == [alone[i] for i in order]
+        for pair in ([0, 1], [2, 5], [6, 3]):
+            assert rows(model, pair) == [alone[i] for i in pair]
+    assert min(len(row.tokens) for row in alone) == 1 < max(len(row.tokens) for row in alone)
+
+
+# ends
+
+
+def test_nothing_follows_eos_at_any_depth_of_the_tree():
+    lm, depths = leaning(MODEL.eos, 3.0), set()
+    for seed in range(12):
+        prompts = make_prompts(random_prompts(np.random.default_rng(seed)), [60] * BATCH, range(BATCH), seed)
+        plain, fast = speak(lm, prompts), speak(lm, prompts, TREE)
+        assert said(fast) == said(plain)
+        for row in fast:
+            check_row(row, 60, TREE)
+            if row.finish == EOS:
+                depths.add(row.steps.count(row.passes - 1) - 1)
+    assert depths >= set(range(TREE.depth + 1))
+
+
+def test_an_immediate_eos_is_a_result_of_one_pass():
+    prompts = make_prompts(random_prompts(np.random.default_rng(0)), [60] * BATCH, range(BATCH), 0)
+    for tree in (ROOT, TREE):
+        rows = speak(leaning(MODEL.eos, 100.0), prompts, tree)
+        assert rows == [Row((MODEL.eos,), (0,), 1, EOS)] * BATCH
+
+
+def test_a_limit_within_one_tree_stops_cleanly_and_writes_nowhere_else():
+    lm = leaning(MODEL.eos, -60.0)
+    tokens = [list(range(1, 11))] * BATCH
+    whole = speak(lm, make_prompts(tokens, [40] * BATCH, [0] * BATCH, 0))[0].tokens
+    limits = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]
+    prompts = make_prompts(tokens, limits, [0] * BATCH, 0)
+    for tree, slots in ((ROOT, SLOTS), (TREE, SLOTS), (TREE, slots_needed(10, 16, TREE))):
+        for row, limit in zip(speak(lm, prompts, tree, slots=slots), limits, strict=True):
+            check_row(row, limit, tree)
+            assert (row.tokens, row.finish) == (whole[:limit], LENGTH)
+
+
+def test_the_limit_of_a_text_is_the_room_that_the_model_has():
+    decode = DecodeConfig(extra_tokens=75, tokens_per_phone=6.0)
+    assert token_limit(10, decode, MODEL) == 135
+    for room in range(1, 8):
+        assert token_limit(MODEL.max_length - 1 - room, decode, MODEL) == room
+    for phones in (MODEL.max_length - 1, MODEL.max_length, 10 * MODEL.max_length):
+        with pytest.raises(TooLong, match=f"{phones} phones.*max_length of {MODEL.max_length}.*split"):
+            token_limit(phones, decode, MODEL)
+    assert text_prompt([0, 5], 1, MODEL) == [MODEL.eos + 1, MODEL.eos + 6, MODEL.eos + 2]
+
+
+@pytest.mark.parametrize("rule", [EXACT, Greedy()])
+def test_the_repeat_guard_ends_at_the_same_token_with_and_without_drafts(rule):
+    lm, finishes, inside = leaning(4, 5.0), set(), set()
+    for seed in range(4):
+        prompts = make_prompts(random_prompts(np.random.default_rng(seed)), [60] * BATCH, range(BATCH), seed)
+        plain, fast = (speak(lm, prompts, tree, rule, repeat_limit=7) for tree in (ROOT, TREE))
+        assert said(fast) == said(plain)
+        for row in fast:
+            check_row(row, 60, TREE)
+            finishes.add(row.finish)
+            runs = "".join("x" if a == b else " " for a, b in zip(row.tokens, row.tokens[1:], strict=False))
+            assert ("x" * 6 in runs) == (row.finish == REPEAT) and "x" * 7 not in runs
+            if row.finish == REPEAT:
+                assert runs.endswith("x" * 6)
+                inside.add(row.steps.count(row.passes - 1))
+    assert REPEAT in finishes and len(inside) > 1
+
+
+# what is measured offline is what decoding meets
+
+
+def walk(tree: Tree, hits_MKR: np.ndarray) -> int:
+    """Steps that a tree takes along measured speech: each goes on behind the deepest path that was right."""
+    at = steps = 0
+    while at < len(hits_MKR):
+        right = [len(p) for p in tree.paths if all(hits_MKR[at, k, r] for k, r in enumerate(p))]
+        at, steps = at + 1 + max(right), steps + 1
+    return steps
+
+
+@pytest.fixture(scope="module")
+def trained() -> SpeechLM:
+    """A toy that has learned to count: every sequence says its prompt's tokens upwards, with a few slips."""
+    config = Config(MODEL, HEADS, train=TrainConfig(steps=150, warmup_steps=10, optimizer="adamw", learning_rate=1e-2))
+    graph, params = make_model(config)
+    optimizer = make_optimizer(config.train)
+    step, state, rng = make_train_step(config, optimizer, graph), optimizer.init(params), np.random.default_rng(0)
+    for _ in range(config.train.steps):
+        params, state, _, _ = step(params, state, counting(rng, 16))
+    return nnx.merge(graph, params)
+
+
+def counting(rng: np.random.Generator, rows: int, length: int = 32, slips: float = 0.05) -> dict[str, np.ndarray]:
+    jumps_BT = np.where(rng.random((rows, length + 1)) < slips, rng.integers(0, 19, (rows, length + 1)), 1)
+    said_BT = np.cumsum(jumps_BT, axis=1).astype(np.int32) % MODEL.speech_vocab
+    ones_BT = np.ones((rows, length), np.int32)
+    positions_BT = np.broadcast_to(np.arange(length, dtype=np.int32), ones_BT.shape)
+    batch = {"tokens_BT": said_BT[:, :-1], "targets_BT": said_BT[:, 1:], "mask_BT": ones_BT}
+    return batch | {"segments_BT": ones_BT, "positions_BT": positions_BT}
+
+
+@pytest.mark.parametrize("rule", [EXACT, Greedy()])
+def test_live_steps_are_those_that_the_measured_hits_predict(trained, rule):
+    tokens = [[i, i + 1, i + 2] for i in range(BATCH)]
+    prompts = make_prompts(tokens, [100] * BATCH, range(BATCH), 0)
+    counts = [len(row.tokens) - 1 for row in speak(trained, prompts, ROOT, rule)]
+    hits_MKR = measure_hits(trained, prompts, dataclasses.replace(DECODE, repeat_limit=NEVER), rule)
+    assert hits_MKR.shape == (sum(counts), HEADS.count, RANKS)
+    fast = speak(trained, prompts, TREE, rule)
+    predicted = [1 + walk(TREE, part) for part in np.split(hits_MKR, np.cumsum(counts)[:-1])]
+    assert [row.passes for row in fast] == predicted
+    realised = sum(counts) / sum(row.passes - 1 for row in fast)
+    assert realised > 3.5  # a model of predictable data really is fast
+    _, expected_T = grow(hits_MKR, len(TREE))
+    fitted = fit(hits_MKR, len(TREE), {1: 1.0, len(TREE): 1.0}).tree
+    fitted_rows = speak(trained, prompts, fitted, rule)
+    assert said(fitted_rows) == said(fast)
+    realised = sum(counts) / sum(row.passes - 1 for row in fitted_rows)
+    assert realised == pytest.approx(expected_T[-1], rel=0.1)  # steps begin where others ended: not at every position
+
+
+def test_a_measured_accuracy_is_the_accuracy_of_the_heads(trained):
+    """Greedy hits at rank 0 are plain top-1 accuracy on what the model says: no serving error hides in between."""
+    prompts = make_prompts([[i, i + 1, i + 2] for i in range(BATCH)], [100] * BATCH, range(BATCH), 0)
+    hits_MKR = measure_hits(trained, prompts, dataclasses.replace(DECODE, repeat_limit=NEVER), Greedy())
+    assert hits_MKR[:, :, 0].mean() > 0.9

@@ -1,0 +1,307 @@
+"""Laws of training: what each head learns from, and that packing, devices and interruptions change nothing."""
+
+import dataclasses
+import functools
+import json
+import resource
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import Mesh
+from toys import HEADS, MODEL, toy_model
+
+from vadusa_jax.config import Config, DataConfig, TrainConfig
+from vadusa_jax.data.batches import dev_batches, train_batches
+from vadusa_jax.data.dataset import CodecFacts, TokenRecord, write_dataset
+from vadusa_jax.model.sharding import replicated
+from vadusa_jax.model.weights import WeightsError, load_weights, save_weights
+from vadusa_jax.text import Vocabulary
+from vadusa_jax.training.checkpoint import CheckpointError, Checkpoints, load_trained
+from vadusa_jax.training.loop import TrainingDiverged, to_mesh, train
+from vadusa_jax.training.losses import head_sums, joint_loss, loss_sums, metrics, shifted_targets
+from vadusa_jax.training.step import make_model, make_optimizer, make_train_step
+
+ROW = 48
+TINY = Config(
+    model=dataclasses.replace(MODEL, text_vocab=128, layers=1, width=16, attention_heads=2, ffn=16),
+    heads=dataclasses.replace(HEADS, count=2, layers=1),
+    data=DataConfig(row_length=64, batch_rows=8, packing_bins=4),
+    train=TrainConfig(steps=6, warmup_steps=1, log_every=1, eval_every=3, checkpoint_every=3, keep=2),
+)
+
+
+def pack(rows: list[list[int]], seed: int = 0) -> dict[str, np.ndarray]:
+    """A batch of rows of segments of the given lengths; the second half of every segment is speech."""
+    rng = np.random.default_rng(seed)
+    shape = (len(rows), ROW)
+    batch = {f"{name}_BT": np.zeros(shape, np.int32) for name in ("mask", "segments", "positions")}
+    batch |= {
+        f"{name}_BT": rng.integers(0, MODEL.output_vocab, shape).astype(np.int32) for name in ("tokens", "targets")
+    }
+    for b, lengths in enumerate(rows):
+        start = 0
+        for number, length in enumerate(lengths, start=1):
+            here = (b, slice(start, start + length))
+            batch["segments_BT"][here] = number
+            batch["positions_BT"][here] = np.arange(length)
+            batch["mask_BT"][here] = np.arange(length) >= length // 2
+            start += length
+    return batch
+
+
+@functools.partial(jax.jit, static_argnames="top")
+def sums_and_gradient(lm, batch, top=()):
+    def loss(lm):
+        sums = loss_sums(lm, batch, top)
+        return joint_loss(sums, HEADS), sums
+
+    (value, sums), gradient = nnx.value_and_grad(loss, has_aux=True)(lm)
+    return value, sums, gradient
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return toy_model()
+
+
+# what each head learns
+
+
+@settings(max_examples=20)
+@given(st.integers(1, 6), st.lists(st.integers(1, 12), min_size=1, max_size=4))
+def test_head_k_learns_the_token_k_further_on_inside_its_own_segment(k, lengths):
+    batch = pack([lengths])
+    batch["targets_BT"] = np.arange(1, ROW + 1)[None]  # the answer at t is its own position, t + 1
+    target_BT, mask_BT = shifted_targets(batch, k)
+    for t in np.flatnonzero(mask_BT[0]):
+        assert target_BT[0, t] == t + 1 + k
+        assert batch["segments_BT"][0, t] == batch["segments_BT"][0, t + k] != 0
+        assert batch["mask_BT"][0, t] and batch["mask_BT"][0, t + k]
+    speech = [length - length // 2 for length in lengths]
+    assert int(mask_BT.sum()) == sum(max(count - k, 0) for count in speech)
+
+
+def test_a_head_that_knows_the_answer_has_no_loss_and_full_accuracy():
+    batch = pack([[20, 9], [30]])
+    for k in range(4):
+        target_BT, mask_BT = shifted_targets(batch, k)
+        knows = 50.0 * jax.nn.one_hot(target_BT, MODEL.output_vocab)
+        count, loss, *hits = head_sums(knows, target_BT, mask_BT, (1, 3))
+        assert loss < 1e-3 and hits == [count, count] and count > 0
+
+
+def test_the_joint_loss_weighs_the_heads_by_powers_of_the_decay():
+    sums = jnp.array([[2.0, 4.0], [1.0, 3.0], [4.0, 4.0], [0.0, 0.0], [2.0, 10.0]])
+    assert float(joint_loss(sums, HEADS)) == pytest.approx(2 + 0.2 * (3 + 0.8 * 1 + 0.8**3 * 5))
+    assert metrics(sums)["head4/loss"] == 5.0 and metrics(sums)["head3/loss"] == 0.0
+
+
+def test_every_head_and_every_part_of_the_backbone_gets_gradient(lm):
+    *_, gradient = sums_and_gradient(lm, pack([[20, 28], [48], [30, 10]]))
+    for name, g in jax.tree_util.tree_leaves_with_path(gradient):
+        assert jnp.isfinite(g).all() and jnp.abs(g).max() > 0, jax.tree_util.keystr(name)
+    for part, axis in (("output", 0), ("residual", 1), ("bias", 1)):
+        g = np.moveaxis(np.asarray(gradient["heads"][part][...]), axis, 0)
+        assert all(np.abs(g[k]).max() > 0 for k in range(HEADS.count)), part
+
+
+@pytest.mark.parametrize(
+    "rows", [[[], [], []], [[1] * 20] * 3, [[2, 3, 1], [], [3] * 9]], ids=["all masked", "of one token", "short"]
+)
+def test_segments_without_targets_give_finite_loss_and_gradients(lm, rows):
+    value, sums, gradient = sums_and_gradient(lm, pack(rows))
+    assert jnp.isfinite(value) and jnp.isfinite(sums).all()
+    assert all(jnp.isfinite(g).all() for g in jax.tree.leaves(gradient))
+    if not any(rows):
+        assert value == 0 and all((g == 0).all() for g in jax.tree.leaves(gradient))
+
+
+# packing and devices
+
+
+@settings(max_examples=5)
+@given(st.integers(0, 10**6))
+def test_a_packed_row_equals_its_sequences_alone(seed):
+    lm, rng = toy_model(), np.random.default_rng(seed)
+    lengths = rng.integers(4, 17, 3).tolist()
+    packed, alone = pack([lengths, [], []], seed), pack([[n] for n in lengths], seed)
+    start = 0
+    for b, length in enumerate(lengths):
+        for name in ("tokens_BT", "targets_BT"):
+            alone[name][b, :length] = packed[name][0, start : start + length]
+        start += length
+    value, sums, gradient = sums_and_gradient(lm, packed)
+    value_alone, sums_alone, gradient_alone = sums_and_gradient(lm, alone)
+    np.testing.assert_allclose(sums, sums_alone, rtol=1e-5)
+    np.testing.assert_allclose(value, value_alone, rtol=1e-5)
+    for g, g_alone in zip(jax.tree.leaves(gradient), jax.tree.leaves(gradient_alone), strict=True):
+        np.testing.assert_allclose(g, g_alone, rtol=1e-3, atol=1e-5)
+
+
+def test_eight_devices_train_as_one_does():
+    assert len(jax.devices()) == 8
+    batches = [pack([[10 + b, 20 - b, b] for b in range(8)], seed) for seed in range(3)]
+    optimizer, results = make_optimizer(TINY.train), []
+    for devices in (jax.devices()[:1], jax.devices()):
+        mesh = Mesh(np.array(devices), ("data",))
+        graph, params = make_model(TINY)
+        params = jax.device_put(params, replicated(mesh))
+        state = jax.device_put(optimizer.init(params), replicated(mesh))
+        step = make_train_step(TINY, optimizer, graph)
+        for batch in batches:
+            params, state, sums, norm = step(params, state, to_mesh(batch, mesh))
+        results.append(jax.device_get((jax.tree.leaves(params), sums, norm)))
+    for one, eight in zip(jax.tree.leaves(results[0]), jax.tree.leaves(results[1]), strict=True):
+        np.testing.assert_allclose(one, eight, rtol=2e-4, atol=2e-5)
+
+
+# runs
+
+
+class Interrupted(Exception):
+    """What a preempted machine would do."""
+
+
+class Cut:
+    """Batches that end in an exception after `count` of them."""
+
+    def __init__(self, batches, count: int, then=None):
+        self._batches, self._left, self._then = batches, count, then
+
+    def __next__(self):
+        if not self._left:
+            if self._then is None:
+                raise Interrupted
+            self._then()
+        self._left -= 1
+        return next(self._batches)
+
+    def __getattr__(self, name: str):
+        return getattr(self._batches, name)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> DataConfig:
+    folder, rng, vocabulary = tmp_path_factory.mktemp("data") / "tokens", np.random.default_rng(0), Vocabulary.english()
+
+    def records(count: int) -> list[TokenRecord]:
+        phones = [rng.integers(2, len(vocabulary), rng.integers(2, 10)).astype(np.int32) for _ in range(count)]
+        speech = [rng.integers(0, MODEL.speech_vocab, rng.integers(4, 40)).astype(np.int32) for _ in range(count)]
+        return [TokenRecord(f"u{i}", "s", "t", *pair) for i, pair in enumerate(zip(phones, speech, strict=True))]
+
+    facts = CodecFacts(MODEL.speech_vocab, 50.0, 16_000)
+    write_dataset(folder, {"train": records(40), "dev": records(8)}, vocabulary, facts)
+    return dataclasses.replace(TINY.data, dir=str(folder))
+
+
+def run(data: DataConfig, folder: Path, resume: bool = False, wrap=lambda batches: batches, **changes) -> nnx.State:
+    config = dataclasses.replace(TINY, data=data, train=dataclasses.replace(TINY.train, **changes))
+    batches = wrap(train_batches(data, config.model))
+    return train(config, folder, batches, lambda: dev_batches(data, config.model), resume, progress=False)
+
+
+@pytest.fixture(scope="module")
+def whole(data, tmp_path_factory) -> tuple[Path, nnx.State]:
+    """One uninterrupted run, in which checkpoints of steps 3 and 6 are kept."""
+    folder = tmp_path_factory.mktemp("run") / "whole"
+    folder.mkdir()
+    return folder, run(data, folder)
+
+
+def figures(folder: Path) -> dict[tuple[int, bool], dict[str, float]]:
+    """Figures by step and kind; those of a step done twice are those of the last time. Speed is no result."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        line.pop("tokens_per_s", None)
+    return {(line["step"], "dev/loss" in line): line for line in lines}
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(data, whole, tmp_path):
+    with pytest.raises(Interrupted):
+        run(data, tmp_path, wrap=lambda batches: Cut(batches, 5))
+    params = run(data, tmp_path, resume=True)
+    for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(whole[1]), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert figures(tmp_path) == figures(whole[0])
+    assert set(figures(tmp_path)) == {(step, False) for step in range(1, 7)} | {(3, True), (6, True)}
+    config, lm = load_trained(tmp_path)
+    assert config.train == TINY.train
+    for a, b in zip(jax.tree.leaves(nnx.state(lm, nnx.Param)), jax.tree.leaves(params), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_second_run_in_the_same_folder_is_refused(data, whole):
+    before = sorted(path.name for path in (whole[0] / "checkpoints").iterdir())
+    with pytest.raises(FileExistsError, match="at step 6: pass --resume"):
+        run(data, whole[0])
+    assert sorted(path.name for path in (whole[0] / "checkpoints").iterdir()) == before
+
+
+def test_a_failed_save_stops_the_run_and_leaves_the_last_good_step(data, tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:  # from the fifth batch on no file may grow past 2 kB, as on a full disk: the save of step 6 fails
+        with pytest.raises(Exception, match=r"(?i)file too large|error writing|failed|no space"):
+            run(
+                data,
+                tmp_path,
+                wrap=lambda b: Cut(b, 4, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))),
+            )
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    checkpoints = Checkpoints(tmp_path)
+    assert checkpoints.latest_step == 3
+    step, params, _, _ = checkpoints.load(make_model(TINY)[1])
+    assert step == 3 and all(np.isfinite(x).all() for x in jax.tree.leaves(params))
+
+
+@pytest.mark.parametrize("log_every", [1, 5])
+def test_a_loss_that_is_no_number_stops_the_run_and_is_never_saved(data, tmp_path, log_every):
+    with pytest.raises(TrainingDiverged, match="at step"):
+        run(data, tmp_path, optimizer="adamw", learning_rate=1e38, checkpoint_every=1, log_every=log_every)
+    checkpoints = Checkpoints(tmp_path)
+    if checkpoints.latest_step is not None:
+        _, params, _, _ = checkpoints.load(make_model(TINY)[1])
+        assert all(np.isfinite(x).all() for x in jax.tree.leaves(params))
+
+
+# configs that do not match
+
+
+@pytest.mark.parametrize(
+    ("room", "change", "parameter", "shapes"),
+    [
+        ("model", {"width": 32}, "backbone.blocks.0", ["(32,)", "(16,)"]),
+        ("heads", {"count": 3}, "heads.bias", ["(1, 3, 16)", "(1, 2, 16)"]),
+        ("heads", {"layers": 2}, "heads.bias", ["(2, 2, 16)", "(1, 2, 16)"]),
+        ("model", {"layers": 2}, "backbone.blocks.1", []),
+    ],
+)
+def test_another_config_is_refused_by_checkpoints_and_weights(whole, tmp_path, room, change, parameter, shapes):
+    other = dataclasses.replace(TINY, **{room: dataclasses.replace(getattr(TINY, room), **change)})
+    graph, params = make_model(other)
+    with pytest.raises(CheckpointError, match=f"parameter {parameter}".replace(".", "/")) as by_checkpoint:
+        Checkpoints(whole[0]).load(params)
+    save_weights(nnx.merge(*make_model(TINY)), tmp_path / "model.safetensors")
+    with pytest.raises(WeightsError, match=f"parameter {parameter}") as by_weights:
+        load_weights(nnx.merge(graph, params), tmp_path / "model.safetensors")
+    for shape in shapes:
+        assert shape in str(by_checkpoint.value) and shape in str(by_weights.value)
+
+
+def test_a_smaller_model_is_refused_as_a_larger_one_is(whole, tmp_path):
+    deeper = dataclasses.replace(TINY, model=dataclasses.replace(TINY.model, layers=2))
+    graph, params = make_model(deeper)
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, params, {}, {})
+    checkpoints.close()
+    with pytest.raises(CheckpointError, match="parameter backbone/blocks/1"):
+        Checkpoints(tmp_path).load(make_model(TINY)[1])
+    save_weights(nnx.merge(graph, params), tmp_path / "model.safetensors")
+    with pytest.raises(WeightsError, match=r"parameter backbone.blocks.1"):
+        load_weights(nnx.merge(*make_model(TINY)), tmp_path / "model.safetensors")

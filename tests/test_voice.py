@@ -1,0 +1,155 @@
+"""Laws of a voice: the folder is complete or named, text and seed decide what is said, bad text never decodes."""
+
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import soundfile
+from toys import CODEC, lean, toy_voice
+
+from vadusa_jax.decode.modes import parse_mode
+from vadusa_jax.decode.prompts import TooLong
+from vadusa_jax.decode.tree import TreeError
+from vadusa_jax.model.weights import WeightsError
+from vadusa_jax.speech.codec import new_codec
+from vadusa_jax.text import UnspeakableText
+from vadusa_jax.voice import Voice, save_lm
+
+TEXTS = ["Good morning.", "Where is the station?", "It rains."]
+EXACT = parse_mode("exact:nodes=8")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return toy_voice(tmp_path_factory.mktemp("voice") / "toy")
+
+
+@pytest.fixture(scope="module")
+def voice(folder) -> Voice:
+    loaded = Voice.load(folder)
+    short = dataclasses.replace(loaded.config.decode, extra_tokens=40, tokens_per_phone=0.0)
+    return dataclasses.replace(loaded, config=dataclasses.replace(loaded.config, decode=short))
+
+
+# what is said
+
+
+@pytest.fixture(scope="module")
+def together(voice):
+    return voice.speak(TEXTS, EXACT, seed=1)
+
+
+def test_text_and_seed_decide_what_is_said_alone_and_in_a_batch(voice, together):
+    for otherwise in (
+        voice.speak(TEXTS[::-1], EXACT, seed=1, batch=1)[::-1],
+        voice.speak(TEXTS, EXACT, 1, batch=1),
+    ):
+        for a, b in zip(together, otherwise, strict=True):
+            assert (a.text, a.phones, a.finish, a.steps) == (b.text, b.phones, b.finish, b.steps)
+            np.testing.assert_array_equal(a.tokens, b.tokens)
+            np.testing.assert_array_equal(a.block_of, b.block_of)
+            np.testing.assert_allclose(a.wave, b.wave, atol=1e-5)
+
+
+def test_exact_says_what_plain_decoding_says_and_another_seed_something_else(voice, together):
+    plain, other = voice.speak(TEXTS, parse_mode("ar"), seed=1), voice.speak(TEXTS, EXACT, seed=2)
+    for exact, ar, different in zip(together, plain, other, strict=True):
+        np.testing.assert_array_equal(exact.tokens, ar.tokens)
+        assert exact.finish == ar.finish and exact.steps <= ar.steps
+        assert exact.tokens.tolist() != different.tokens.tolist()
+
+
+def test_what_was_spoken_is_consistent(voice, together):
+    for spoken in together:
+        assert spoken.tokens.dtype == np.int32 and spoken.wave.dtype == np.float32
+        assert len(spoken.wave) == len(spoken.tokens) * voice.codec.sample_rate / voice.codec.frame_rate
+        assert len(spoken.block_of) == len(spoken.tokens) + (spoken.finish == "eos")
+        assert spoken.block_of[0] == 0 and spoken.block_of[-1] == spoken.steps - 1
+        assert len(spoken.block_of) <= 40 and (spoken.finish == "length") == (len(spoken.tokens) == 40)
+        assert spoken.tokens.max() < voice.codec.vocab_size and spoken.wall_s > 0
+
+
+def test_an_immediate_eos_is_an_empty_result(folder):
+    silent = Voice.load(folder)
+    lean(silent.lm, silent.config.model.eos, 100.0)
+    for spoken in silent.speak(TEXTS, EXACT):
+        assert (spoken.finish, spoken.steps, spoken.block_of.tolist()) == ("eos", 1, [0])
+        assert spoken.tokens.shape == spoken.wave.shape == (0,)
+
+
+@pytest.mark.parametrize("text", ["", " ", "...", "🙂", "你好"])
+def test_unspeakable_text_is_an_error_before_any_decoding(voice, text, monkeypatch):
+    monkeypatch.setattr("vadusa_jax.voice.generate", lambda *_, **__: pytest.fail("something was decoded"))
+    with pytest.raises(UnspeakableText):
+        voice.speak(["Good morning.", text], EXACT, batch=1)
+
+
+def test_a_text_that_leaves_no_room_for_speech_is_named(voice):
+    with pytest.raises(TooLong, match=r"phones.*max_length of 512"):
+        voice.speak(["A long way to go. " * 60], EXACT)
+
+
+# folders
+
+
+def test_a_voice_survives_saving(voice, folder, tmp_path):
+    again = shutil.copytree(folder, tmp_path / "again")
+    save_lm(again, voice.config, voice.lm)
+    assert (again / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+    assert Voice.load(again).config == voice.config
+    assert Voice.load(again).trees == voice.trees and Voice.load(again).vocabulary == voice.vocabulary
+
+
+@pytest.mark.parametrize("name", ["config.json", "vocabulary.json", "model.safetensors", "trees.json", "codec"])
+def test_what_is_missing_is_named(folder, tmp_path, name):
+    broken = shutil.copytree(folder, tmp_path / "broken")
+    (shutil.rmtree if (broken / name).is_dir() else type(broken).unlink)(broken / name)
+    with pytest.raises(FileNotFoundError, match=f"has no {name}"):
+        Voice.load(broken)
+
+
+def test_parts_that_do_not_match_are_named(voice):
+    codec = new_codec(dataclasses.replace(CODEC, levels=(5, 5)), 0)
+    with pytest.raises(ValueError, match="codec has 25 tokens, the config says 20"):
+        dataclasses.replace(voice, codec=codec)
+    few = dataclasses.replace(voice.config, model=dataclasses.replace(voice.config.model, text_vocab=9))
+    with pytest.raises(ValueError, match=f"vocabulary has {len(voice.vocabulary)} symbols, the config allows 9"):
+        dataclasses.replace(voice, config=few)
+    one_head = dataclasses.replace(voice.config, heads=dataclasses.replace(voice.config.heads, count=1))
+    with pytest.raises(TreeError, match="draft heads, the model has 1"):
+        dataclasses.replace(voice, config=one_head)
+
+
+def test_weights_of_another_config_are_named_with_both_shapes(folder, tmp_path):
+    broken = shutil.copytree(folder, tmp_path / "broken")
+    config = json.loads((broken / "config.json").read_text())
+    config["model"]["width"] = 64
+    (broken / "config.json").write_text(json.dumps(config))
+    with pytest.raises(WeightsError, match=r"parameter .* has shape .*32.*, the config asks .*64"):
+        Voice.load(broken)
+
+
+# the command
+
+
+@pytest.mark.slow
+def test_synthesize_speaks_a_file_and_counts_what_it_skips(folder, tmp_path):
+    lines, out = tmp_path / "lines.txt", tmp_path / "out"
+    lines.write_text("Good morning.\n\n...\n  \nIt rains.\n你好\n", encoding="utf-8")
+    flags = f"--model {folder} --text_file {lines} --out {out} --mode exact --nodes 4 --seed 1 --batch 2 --top_k 5"
+    command = [sys.executable, "-m", "vadusa_jax.synthesize", *flags.split(), "--text", "Where is the station?"]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert "2 lines skipped" in ran.stdout and "3 texts" in ran.stdout
+    records = json.loads((out / "spoken.json").read_text())
+    assert [record["text"] for record in records] == ["Where is the station?", "Good morning.", "It rains."]
+    assert {path.name for path in out.iterdir()} == {"spoken.json", *(record["wav"] for record in records)}
+    for record in records:
+        wave, rate = soundfile.read(out / record["wav"])
+        assert rate == 16_000 and len(wave) / rate == pytest.approx(record["seconds"])
+        assert len(wave) == 320 * record["tokens"] and np.isfinite(wave).all()
+        assert record["finish"] in ("eos", "length", "repeat")
