@@ -42,17 +42,17 @@ class Checkpoints:
         """The newest step as `(step, params, optimizer_state, data_state)`, placed like the given arrays.
 
         Raises:
-            CheckpointError: a parameter is missing or has another shape: it names the parameter and both shapes.
+            CheckpointError: a parameter is missing, left over or of another shape; it is named with both shapes.
         """
         step = self.latest_step
         if step is None:
             raise CheckpointError(f"no complete checkpoint in {self._orbax.directory}")
         saved = self._orbax.checkpointables_metadata(step)
-        saved_shapes = _shapes(saved.metadata["params"])
-        for name, shape in _shapes(_arrays(params)).items():
-            if saved_shapes.get(name) != shape:
+        there, here = _shapes(saved.metadata["params"]), _shapes(_arrays(params))
+        for name in sorted(there.keys() | here.keys()):
+            if there.get(name) != here.get(name):
                 raise CheckpointError(
-                    f"parameter {name} has shape {shape} here and {saved_shapes.get(name, 'no counterpart')} in "
+                    f"parameter {name} has shape {here.get(name, 'none')} here and {there.get(name, 'none')} in "
                     f"{self._orbax.directory}: the checkpoint was made with another config"
                 )
         wanted = {"params": jax.tree.map(_abstract, _arrays(params))}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import optax
 from flax import nnx
 from jax.sharding import Mesh
 from tqdm import tqdm
@@ -20,7 +21,7 @@ from vadusa_jax.training.step import make_eval_step, make_model, make_optimizer,
 
 
 class TrainingDiverged(RuntimeError):
-    """The loss is not a number any more."""
+    """The loss or a parameter is not a number any more."""
 
 
 def train(
@@ -69,11 +70,18 @@ def train(
             if step % config.train.eval_every == 0 or last:
                 log.write(step, evaluate(eval_step, params, dev(), mesh, config))
             if step % config.train.checkpoint_every == 0 or last:
+                require_finite(params, step)
                 checkpoints.save(step, params, optimizer_state, batches.get_state())
         if pending is not None:
             log.step(*pending, config)
     checkpoints.close()
     return params
+
+
+def require_finite(params: nnx.State, step: int) -> None:
+    """Raises TrainingDiverged before a broken state takes the place of a good one."""
+    if not math.isfinite(norm := float(optax.global_norm(params))):
+        raise TrainingDiverged(f"the parameters' norm is {norm} at step {step}; the last checkpoint is intact")
 
 
 def to_mesh(batch: Batch, mesh: Mesh) -> Batch:
