@@ -7,14 +7,12 @@
 
 from pathlib import Path
 
-import numpy as np
 from absl import app, flags
 from tqdm import tqdm
 
 from vadusa_jax.data.batches import read_prompts
 from vadusa_jax.decode.accept import EXACT, Greedy, Rule, Tolerance
-from vadusa_jax.decode.fit import fit, fit_sizes, measure_hits, measure_step_s, wide_tree
-from vadusa_jax.decode.loop import Prompts
+from vadusa_jax.decode.fit import fit, fit_sizes, measure_hits, measure_step_s, say_plainly, wide_tree
 from vadusa_jax.decode.prompts import make_prompts, token_limit
 from vadusa_jax.decode.trees import FittedTree, Trees, device_kind
 from vadusa_jax.training.checkpoint import load_trained
@@ -28,7 +26,6 @@ _NODES = flags.DEFINE_integer("nodes", 64, "Largest tree.", lower_bound=2)
 _OUT = flags.DEFINE_string("out", None, "Where the trees go.")
 
 RULES: tuple[Rule, ...] = (Greedy(), EXACT, Tolerance(2), Tolerance(3), Tolerance(5))
-_BATCH = 10  # texts spoken together
 
 
 def table(fitted: dict[str, FittedTree], step_s: dict[int, float]) -> str:
@@ -51,19 +48,16 @@ def main(_) -> None:
     tokens = read_prompts(_TOKENS.value, config.model, _SPLIT.value)[: _TEXTS.value]
     limits = [token_limit(len(t) - 1, config.decode, config.model) for t in tokens]
 
-    def batch(i: int) -> Prompts:
-        part = slice(i, i + _BATCH)
-        return make_prompts(tokens[part], limits[part], range(len(tokens))[part], seed=0)
-
-    batches = [batch(i) for i in range(0, len(tokens), _BATCH)]
+    prompts = make_prompts(tokens, limits, range(len(tokens)), seed=0)
     wide = wide_tree(config.heads.count, _NODES.value)  # the time of a step depends on size and depth, not on the nodes
     step_s = {
         t: measure_step_s(lm, wide.prune(t), config.decode)
         for t in tqdm(fit_sizes(_NODES.value), "step times", disable=None)
     }
     fitted = {}
+    said = {greedy: say_plainly(lm, prompts, config.decode, greedy) for greedy in (False, True)}
     for rule in tqdm(RULES, "acceptance", disable=None):
-        hits_MKR = np.concatenate([measure_hits(lm, prompts, config.decode, rule) for prompts in batches])
+        hits_MKR = measure_hits(lm, prompts, said[isinstance(rule, Greedy)], config.decode, rule)
         fitted[rule.name] = fit(hits_MKR, _NODES.value, step_s)
     out = Path(_OUT.value) if _OUT.value else folder / "trees.json"
     Trees(fitted).save(out)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vadusa_jax.config import DecodeConfig
-from vadusa_jax.decode.accept import EXACT, Rule, rank_drafts
+from vadusa_jax.decode.accept import EXACT, Greedy, Rule, rank_drafts
 from vadusa_jax.decode.loop import Prompts, Settings, generate, slots_needed
 from vadusa_jax.decode.prompts import make_prompts, make_sampling, slots_bucket
 from vadusa_jax.decode.sampling import Sampling, keyed_noise
@@ -20,26 +20,43 @@ from vadusa_jax.model.heads import SpeechLM
 RANKS = 10  # guesses of a head that are considered
 
 
-def measure_hits(lm: SpeechLM, prompts: Prompts, decode: DecodeConfig, rule: Rule) -> np.ndarray:
-    """Which guesses of which head the rule would accept, along the model's own speech: `[M, K, R]` booleans.
+def say_plainly(
+    lm: SpeechLM, prompts: Prompts, decode: DecodeConfig, greedy: bool, batch: int = 10
+) -> list[np.ndarray]:
+    """What plain decoding makes of the prompts: for each row the prompt and all that is said after it."""
+    settings = Settings(ROOT, Greedy() if greedy else EXACT, make_sampling(decode), decode.repeat_limit)
+    slots = _slots(prompts)
+    sequences = []
+    for i in range(0, len(prompts.length_B), batch):
+        part = jax.tree.map(lambda x, i=i: x[i : i + batch], prompts)
+        state = generate(lm, part, settings=settings, slots=slots)
+        for b, (start, count) in enumerate(zip(part.length_B.tolist(), state.count_B.tolist(), strict=True)):
+            prompt, said = np.asarray(part.tokens_BP[b, :start]), np.asarray(state.said_BS[b, :count])
+            sequences.append(np.concatenate([prompt, said]))
+    return sequences
 
-    The prompts are spoken by plain decoding. At every position of that speech, head k's guesses for the position
-    k + 1 ahead are compared with what the rule allows there: with the noise, the filters and the temperature that
-    decoding uses, so that what is measured here is what decoding meets.
+
+def measure_hits(
+    lm: SpeechLM, prompts: Prompts, sequences: Sequence[np.ndarray], decode: DecodeConfig, rule: Rule
+) -> np.ndarray:
+    """Which guesses of which head the rule would accept along what `say_plainly` said: `[M, K, R]` booleans.
+
+    At every position of that speech, head k's guesses for the position k + 1 ahead are compared with what the rule
+    allows there: with the noise, the filters and the temperature that decoding uses, so that what is measured here is
+    what decoding meets.
     """
-    sampling = make_sampling(decode)
-    plain = Settings(ROOT, EXACT if rule.draws else rule, sampling, decode.repeat_limit)
-    slots = slots_bucket(slots_needed(int(prompts.length_B.max()), int(prompts.limit_B.max()), ROOT))
-    state = generate(lm, prompts, settings=plain, slots=slots)
-    hits = []
-    for b in range(len(prompts.length_B)):
-        start, count = int(prompts.length_B[b]), int(state.count_B[b])
+    sampling, slots, hits = make_sampling(decode), _slots(prompts), []
+    for b, sequence in enumerate(sequences):
         tokens_T = np.zeros(slots, np.int32)
-        tokens_T[:start] = prompts.tokens_BP[b, :start]
-        tokens_T[start : start + count] = state.said_BS[b, :count]
-        hits_TKR = _hits(lm, jnp.asarray(tokens_T), start + count, prompts.key_B[b], rule, sampling)
-        hits.append(np.asarray(hits_TKR)[start - 1 : start + count - 2])  # where a step began: the root is not EOS
+        tokens_T[: len(sequence)] = sequence
+        hits_TKR = _hits(lm, jnp.asarray(tokens_T), len(sequence), prompts.key_B[b], rule, sampling)
+        first = int(prompts.length_B[b]) - 1
+        hits.append(np.asarray(hits_TKR)[first : len(sequence) - 2])  # where a step began: its root is not EOS
     return np.concatenate(hits)
+
+
+def _slots(prompts: Prompts) -> int:
+    return slots_bucket(slots_needed(int(prompts.length_B.max()), int(prompts.limit_B.max()), ROOT))
 
 
 @functools.partial(jax.jit, static_argnames=("rule", "sampling"))
