@@ -70,7 +70,7 @@ def test_what_was_spoken_is_consistent(voice, together):
         assert len(spoken.block_of) == len(spoken.tokens) + (spoken.finish == "eos")
         assert spoken.block_of[0] == 0 and spoken.block_of[-1] == spoken.steps - 1
         assert len(spoken.block_of) <= 40 and (spoken.finish == "length") == (len(spoken.tokens) == 40)
-        assert spoken.tokens.max() < voice.codec.vocab_size and spoken.wall_s > 0
+        assert (spoken.tokens < voice.codec.vocab_size).all() and spoken.wall_s > 0
 
 
 def test_an_immediate_eos_is_an_empty_result(folder):
