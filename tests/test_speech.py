@@ -172,7 +172,7 @@ def test_shifted_sum_is_the_grouped_convolution(key):
 # codec
 
 
-@settings(max_examples=30)
+@settings(max_examples=10)
 @given(samples=st.integers(320, 3 * BUCKET * 320))
 def test_lengths_are_exact(codec, samples):
     tokens_T = codec.encode(noise(samples))
@@ -290,11 +290,11 @@ def test_both_stages_learn_two_tones_and_the_second_leaves_the_tokens_alone():
     waves = [(0.3 * np.sin(2 * np.pi * hz * seconds)).astype(np.float32) for hz in pitches]
     tones = [Recording(wave_P, [1 + i]) for i, wave_P in enumerate(waves)]
     training = CodecTraining(
-        minutes_codec=0.15, minutes_vocoder=0.25, row_seconds=1.0, rows=2, crops=4, crop_tokens=16, margin_tokens=4,
-        reader_width=16, reader_layers=1, learning_rate=1e-2,
+        steps=401, row_seconds=1.0, rows=2, crops=4, crop_tokens=16, margin_tokens=4, reader_width=16, reader_layers=1,
+        learning_rate=1e-2,
     )  # fmt: skip
     half, told = train_tokens(tones, 3, SMALL, training)
-    assert half.vocoder is None and told["mel"] < 0.5
+    assert half.vocoder is None and told["mel"] < 1.0  # a smoothed figure that starts near 4
     whole, _ = train_vocoder(half, tones, training)
     for tone, hz in zip(tones, pitches, strict=True):
         tokens_T = whole.encode(tone.wave_P)

@@ -79,7 +79,9 @@ def save(codec: FsqCodec, out: Path, stage: str, figures: dict[str, float]) -> N
     told = json.loads(report.read_text()) if report.exists() else {}
     codec.save(out)
     fresh = out / ".training.json"
-    fresh.write_text(json.dumps(told | {stage: {"corpus": CORPUS.value} | figures}, indent=2) + "\n")
+    fresh.write_text(
+        json.dumps(told | {stage: {"corpus": Path(CORPUS.value).resolve().name} | figures}, indent=2) + "\n"
+    )
     os.replace(fresh, report)
     print(f"{out}: {stage} trained, {', '.join(f'{key} {value:.3f}' for key, value in figures.items())}")
 

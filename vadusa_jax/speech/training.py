@@ -5,7 +5,8 @@ that makes a throw-away reader spell the phones of the transcript from the token
 go to what is said. Stage 2 freezes both and learns the vocoder on short crops, half of them from recorded and half from
 decoded log-mel. (A decoder that learned along at the same rate lost in minutes what stage 1 had taught it.)
 
-Both stages end after a given number of minutes; the learning rate falls along a cosine of the elapsed time.
+A stage ends after its minutes, or after `steps` where they are given (then it repeats exactly); the learning rate falls
+along a cosine of the share that is over.
 """
 
 import dataclasses
@@ -27,7 +28,8 @@ from vadusa_jax.speech.convnext import ConvNeXt
 from vadusa_jax.speech.fsq import CodecConfig, Fsq
 from vadusa_jax.speech.vocoder import Vocoder, spectral_loss
 
-WARM_UP = 0.03  # share of the minutes
+WARM_UP = 0.03  # share of a stage
+LOG_EVERY = 20  # steps
 POOL = 32  # sentences among which the one that fills a row best is chosen
 Batch = dict[str, np.ndarray]
 
@@ -46,6 +48,7 @@ class CodecTraining:
 
     minutes_codec: float = 12.0
     minutes_vocoder: float = 20.0
+    steps: int | None = None  # of each stage, in place of minutes
     learning_rate: float = 2e-3
     weight_decay: float = 0.01
     clip_norm: float = 1.0
@@ -142,7 +145,7 @@ def fit(
     minutes: float,
     name: str,
 ) -> tuple[dict[str, nnx.Module], dict[str, float]]:
-    """Trains `modules` (which see the `fixed` ones beside them) for `minutes` of wall time, compilation not counted."""
+    """Trains `modules` (which see the `fixed` ones beside them) until the stage is over, compilation not counted."""
     graph, params = nnx.split(modules)
     fixed_graph, fixed_params = nnx.split(fixed)
     optimizer = optax.chain(
@@ -159,21 +162,27 @@ def fit(
         updates, moments = optimizer.update(gradients, moments, params)
         return optax.apply_updates(params, jax.tree.map(lambda u: scale * u, updates)), moments, figures
 
-    moments, seconds, steps, running = optimizer.init(params), 60.0 * minutes, 0, {}
+    moments, running, steps, seconds = optimizer.init(params), {}, 0, 60.0 * minutes
     start = time.monotonic()
-    with tqdm(total=round(seconds), desc=name, unit="s", mininterval=5) as bar:
-        while (elapsed := time.monotonic() - start) < seconds:
-            params, moments, figures = step(params, moments, fixed_params, next(batches), _scale(elapsed / seconds))
+
+    def progress() -> float:
+        return steps / training.steps if training.steps else (time.monotonic() - start) / seconds
+
+    with tqdm(total=100, desc=name, unit="%", mininterval=5) as bar:
+        while (over := progress()) < 1.0:
+            params, moments, figures = step(params, moments, fixed_params, next(batches), _scale(over))
             if steps == 0:
                 jax.block_until_ready(params)
                 start = time.monotonic()
             steps += 1
-            if steps % 20 == 0:
+            if steps % LOG_EVERY == 1:
                 figures = {key: float(value) for key, value in figures.items()}
                 running = {key: 0.7 * running.get(key, value) + 0.3 * value for key, value in figures.items()}
-                bar.update(min(round(time.monotonic() - start), bar.total) - bar.n)
+                bar.update(min(int(100 * progress()), 100) - bar.n)
                 bar.set_postfix({"step": steps} | {key: f"{value:.3f}" for key, value in running.items()})
-    return nnx.merge(graph, params), running | {"steps": steps, "step_ms": 1e3 * seconds / steps}
+        jax.block_until_ready(params)
+        bar.update(100 - bar.n)
+    return nnx.merge(graph, params), running | {"steps": steps, "step_ms": 1e3 * (time.monotonic() - start) / steps}
 
 
 def sentence_rows(recordings: Sequence[Recording], config: CodecConfig, training: CodecTraining) -> Iterator[Batch]:
@@ -227,7 +236,7 @@ def _endless(items: Sequence[int], rng: np.random.Generator) -> Iterator[int]:
 
 
 def _scale(progress: float) -> float:
-    """Share of the learning rate at a share of the minutes: a short ramp, then half a cosine."""
+    """Share of the learning rate at a share of the stage: a short ramp, then half a cosine."""
     return min(progress / WARM_UP, 1.0) * 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
