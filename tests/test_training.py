@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import resource
+import time
 from pathlib import Path
 
 import jax
@@ -245,12 +246,19 @@ def test_a_second_run_in_the_same_folder_is_refused(data, whole):
 
 def test_a_failed_save_stops_the_run_and_leaves_the_last_good_step(data, tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill_the_disk() -> None:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "checkpoints" / "3").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)  # saves are asynchronous: step 3 is to be the last good one
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
+
     try:  # from the fifth batch on no file may grow past 2 kB, as on a full disk: the save of step 6 fails
         with pytest.raises(Exception, match=r"(?i)file too large|error writing|failed|no space"):
             run(
                 data,
                 tmp_path,
-                wrap=lambda b: Cut(b, 4, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))),
+                wrap=lambda b: Cut(b, 4, fill_the_disk),
             )
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
