@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from toys import MODEL, random_tree, toy_model
 
 from vadusa_jax.decode.accept import EXACT
-from vadusa_jax.decode.loop import Prompts, Settings, finish_names, generate, slots_needed
+from vadusa_jax.decode.loop import FINISH, Prompts, Settings, generate, slots_needed
 from vadusa_jax.decode.sampling import Sampling, row_keys
 from vadusa_jax.evaluation import metrics, plots, report
 from vadusa_jax.evaluation.clips import (
@@ -198,7 +198,7 @@ def test_acceptance_of_the_decode_loop_is_committed_tokens_over_passes():
     )
     settings = Settings(tree, EXACT, Sampling(), repeat_limit=100)
     state = generate(model, prompts, settings=settings, slots=slots_needed(3, 60, tree))
-    assert "eos" in finish_names(state.finish_B)
+    assert "eos" in [FINISH[code] for code in state.finish_B]
     for said_S, step_S, count, passes in zip(state.said_BS, state.step_BS, state.count_B, state.passes_B, strict=True):
         block_sizes = metrics.blocks(np.asarray(step_S[:count]), int(passes))
         assert metrics.tokens_per_step(block_sizes) == pytest.approx(int(count) / int(passes))

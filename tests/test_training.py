@@ -21,12 +21,12 @@ from vadusa_jax.config import Config, DataConfig, TrainConfig
 from vadusa_jax.data.batches import dev_batches, train_batches
 from vadusa_jax.data.dataset import CodecFacts, TokenRecord, write_dataset
 from vadusa_jax.model.sharding import replicated
-from vadusa_jax.model.weights import WeightsError, load_weights, save_weights
 from vadusa_jax.text import Vocabulary
 from vadusa_jax.training.checkpoint import CheckpointError, Checkpoints, load_trained
 from vadusa_jax.training.loop import TrainingDiverged, to_mesh, train
 from vadusa_jax.training.losses import head_sums, joint_loss, loss_sums, metrics, shifted_targets
 from vadusa_jax.training.step import make_model, make_optimizer, make_train_step
+from vadusa_jax.weights import WeightsError, load_weights, save_weights
 
 ROW = 48
 TINY = Config(

@@ -9,7 +9,6 @@ repetition, so that a busy machine slows them all alike; figures are medians ove
 import dataclasses
 import itertools
 import time
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,13 +17,13 @@ import numpy as np
 from absl import app, flags, logging
 from tqdm import tqdm
 
-from vadusa_jax.decode.loop import Prompts, Settings, generate, slots_needed
+from vadusa_jax.decode.loop import Prompts, Settings, generate
 from vadusa_jax.decode.modes import Mode, parse_mode
-from vadusa_jax.decode.prompts import make_prompts, make_sampling, slots_bucket, text_prompt, token_limit
+from vadusa_jax.decode.prompts import slots_for
 from vadusa_jax.evaluation.report import SPEED, Columns, markdown_table, write_json
 from vadusa_jax.evaluation.scores import AR, conditions
 from vadusa_jax.evaluation.testsets import load_testset
-from vadusa_jax.text import SEP, phonemize
+from vadusa_jax.text import phonemize
 from vadusa_jax.voice import DEMO_MODEL, Voice
 
 _MODEL = flags.DEFINE_string("model", str(DEMO_MODEL), "Voice folder.")
@@ -52,14 +51,9 @@ class Run:
     passes: int  # backbone passes of the device; like row_steps, the prefill is one
 
 
-def text_prompts(voice: Voice, texts: Sequence[str], batch: int) -> list[Prompts]:
-    """The texts as batches of one padded shape, so that each mode compiles once."""
-    model, decode = voice.config.model, voice.config.decode
-    symbols = [voice.vocabulary.encode(phonemize(text)) for text in texts]
-    limits = [token_limit(len(s), decode, model) for s in symbols]
-    numbers = [zlib.crc32(text.encode()) for text in texts]
-    prompts = make_prompts([text_prompt(s, SEP, model) for s in symbols], limits, numbers, seed=0)
-    return [jax.tree.map(lambda x, i=i: x[i : i + batch], prompts) for i in range(0, len(texts), batch)]
+def split(prompts: Prompts, batch: int) -> list[Prompts]:
+    """Batches of one padded shape, so that each mode compiles once."""
+    return [jax.tree.map(lambda x, i=i: x[i : i + batch], prompts) for i in range(0, len(prompts.length_B), batch)]
 
 
 def run_once(voice: Voice, batches: Sequence[Prompts], settings: Settings, slots: int) -> Run:
@@ -76,13 +70,9 @@ def run_once(voice: Voice, batches: Sequence[Prompts], settings: Settings, slots
 
 def bench(voice: Voice, modes: dict[str, Mode], texts: Sequence[str], batch: int, repeats: int) -> list[dict]:
     """One row of figures per mode."""
-    batches, decode = text_prompts(voice, texts, batch), voice.config.decode
-    settings = {
-        name: Settings(voice.trees.choose(mode), mode.rule, make_sampling(decode), decode.repeat_limit, mode.coupled)
-        for name, mode in modes.items()
-    }
-    length, limit = (max(int(getattr(p, name).max()) for p in batches) for name in ("length_B", "limit_B"))
-    slots = slots_bucket(max(slots_needed(length, limit, s.tree) for s in settings.values()))  # the same for all modes
+    prompts = voice.prompts(texts, [phonemize(text) for text in texts], seed=0)
+    batches, settings = split(prompts, batch), {name: voice.settings(mode) for name, mode in modes.items()}
+    slots = max(slots_for(prompts, s.tree) for s in settings.values())  # the same for all modes
     runs: dict[str, list[Run]] = {name: [] for name in modes}
     turns = [(repeat, name) for repeat in range(repeats + 1) for name in modes]
     for repeat, name in tqdm(turns, f"batch {batch}", disable=None):

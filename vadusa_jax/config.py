@@ -15,6 +15,7 @@ import dataclasses
 import json
 import types
 import typing
+from pathlib import Path
 from typing import Any
 
 
@@ -143,6 +144,14 @@ def from_config_dict(config: Any) -> Config:
     return from_dict(Config, config.to_dict())
 
 
-def to_json(config: Any) -> str:
-    """Any config dataclass as stable, readable JSON."""
-    return json.dumps(dataclasses.asdict(config), indent=2, sort_keys=True) + "\n"
+def save_config(folder: Path, config: Config) -> None:
+    """Writes `config.json` as stable, readable JSON, whole or not at all; makes the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    aside = folder / "config.json.partial"
+    aside.write_text(json.dumps(dataclasses.asdict(config), indent=2, sort_keys=True) + "\n")
+    aside.replace(folder / "config.json")
+
+
+def load_config(folder: Path) -> Config:
+    """Reads what `save_config` wrote."""
+    return from_dict(Config, json.loads((folder / "config.json").read_text()))

@@ -10,11 +10,12 @@ from pathlib import Path
 from absl import app, flags
 from tqdm import tqdm
 
-from vadusa_jax.data.batches import read_prompts
+from vadusa_jax.data.batches import read_phones
 from vadusa_jax.decode.accept import EXACT, Greedy, Rule, Tolerance
 from vadusa_jax.decode.fit import fit, fit_sizes, measure_hits, measure_step_s, say_plainly, wide_tree
-from vadusa_jax.decode.prompts import make_prompts, token_limit
+from vadusa_jax.decode.prompts import text_prompts
 from vadusa_jax.decode.trees import FittedTree, Trees, device_kind
+from vadusa_jax.text import SEP
 from vadusa_jax.training.checkpoint import load_trained
 from vadusa_jax.voice import load_lm
 
@@ -45,10 +46,8 @@ def table(fitted: dict[str, FittedTree], step_s: dict[int, float]) -> str:
 def main(_) -> None:
     folder = Path(_MODEL.value)
     config, lm = load_lm(folder) if (folder / "model.safetensors").exists() else load_trained(folder)
-    tokens = read_prompts(_TOKENS.value, config.model, _SPLIT.value)[: _TEXTS.value]
-    limits = [token_limit(len(t) - 1, config.decode, config.model) for t in tokens]
-
-    prompts = make_prompts(tokens, limits, range(len(tokens)), seed=0)
+    phones = read_phones(_TOKENS.value, config.model, _SPLIT.value)[: _TEXTS.value]
+    prompts = text_prompts(phones, SEP, range(len(phones)), 0, config)
     wide = wide_tree(config.heads.count, _NODES.value)  # the time of a step depends on size and depth, not on the nodes
     step_s = {
         t: measure_step_s(lm, wide.prune(t), config.decode)

@@ -16,7 +16,7 @@ from absl import app, flags
 from tqdm import tqdm
 
 from vadusa_jax.decode.modes import parse_mode
-from vadusa_jax.text import UnspeakableText, phonemize
+from vadusa_jax.text import speakable
 from vadusa_jax.voice import DEMO_MODEL, Voice
 
 _TEXT = flags.DEFINE_multi_string("text", [], "Text to speak; may be given several times.")
@@ -40,10 +40,10 @@ def main(_) -> None:
     texts = list(_TEXT.value)
     if _TEXT_FILE.value:
         lines = Path(_TEXT_FILE.value).read_text(encoding="utf-8").splitlines()
-        texts += [line for line in lines if line.strip() and speakable(line)]
-        print(
-            f"{_TEXT_FILE.value}: {sum(map(bool, map(str.strip, lines))) - len(texts) + len(_TEXT.value)} lines skipped"
-        )
+        lines = [line for line in lines if line.strip()]
+        kept = [line for line in lines if speakable(line)]
+        print(f"{_TEXT_FILE.value}: {len(lines) - len(kept)} lines skipped")
+        texts += kept
     if not texts:
         raise app.UsageError("nothing to say: give --text or --text_file")
     name = f"tolerance:{_TOLERANCE.value}" if _MODE.value == "tolerance" else _MODE.value
@@ -62,14 +62,6 @@ def main(_) -> None:
     (out / "spoken.json").write_text(json.dumps(records, indent=2) + "\n")
     seconds, wall_s = (sum(r[key] for r in records) for key in ("seconds", "wall_s"))
     print(f"{len(records)} texts, {seconds:.1f} s of speech in {wall_s:.1f} s (compilation included): {out}")
-
-
-def speakable(text: str) -> bool:
-    """Whether there is anything to pronounce in the text."""
-    try:
-        return bool(phonemize(text))
-    except UnspeakableText:
-        return False
 
 
 def with_settings(voice: Voice) -> Voice:

@@ -15,9 +15,8 @@ import jax
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from vadusa_jax.config import Config, from_config_dict
+from vadusa_jax.config import Config, from_config_dict, load_config
 from vadusa_jax.data.batches import dev_batches, train_batches
-from vadusa_jax.training.checkpoint import load_run_config
 from vadusa_jax.training.loop import measure_step_s, train
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file; single values by --config.room.name=value.")
@@ -40,7 +39,7 @@ def main(_) -> None:
     if _MINUTES.value:
         begun = _RESUME.value and (folder / "config.json").exists()
         # A resumed run keeps its number of steps: the learning rate depends on it.
-        config = load_run_config(folder) if begun else fit_to_minutes(config, _MINUTES.value)
+        config = load_config(folder) if begun else fit_to_minutes(config, _MINUTES.value)
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(Path(config.data.dir) / "vocabulary.json", folder / "vocabulary.json")
     began = time.monotonic()

@@ -4,7 +4,6 @@ config.json  vocabulary.json  model.safetensors  trees.json  codec/  card.md
 """
 
 import dataclasses
-import json
 import time
 import zlib
 from collections.abc import Sequence
@@ -14,15 +13,15 @@ import jax
 import numpy as np
 from flax import nnx
 
-from vadusa_jax.config import Config, from_dict, to_json
-from vadusa_jax.decode.loop import FINISH, Settings, generate, slots_needed
+from vadusa_jax.config import Config, load_config, save_config
+from vadusa_jax.decode.loop import FINISH, Prompts, Settings, generate
 from vadusa_jax.decode.modes import Mode
-from vadusa_jax.decode.prompts import make_prompts, make_sampling, slots_bucket, text_prompt, token_limit
+from vadusa_jax.decode.prompts import make_sampling, slots_for, text_prompts
 from vadusa_jax.decode.trees import Trees
 from vadusa_jax.model.heads import SpeechLM
-from vadusa_jax.model.weights import load_weights, save_weights
 from vadusa_jax.speech import Codec, load_codec
 from vadusa_jax.text import SEP, Vocabulary, phonemize
+from vadusa_jax.weights import load_weights, save_weights
 
 DEMO_MODEL = Path(__file__).parent / "assets" / "demo"
 
@@ -96,56 +95,48 @@ class Voice:
             spoken += self._speak_batch(texts[i : i + batch], phones[i : i + batch], mode, seed, heads)
         return spoken
 
+    def prompts(self, texts: Sequence[str], phones: Sequence[str], seed: int) -> Prompts:
+        """The texts as one batch for the decode loop; a text's own bytes number its row."""
+        numbers = [zlib.crc32(text.encode()) for text in texts]
+        return text_prompts([self.vocabulary.encode(p) for p in phones], SEP, numbers, seed, self.config)
+
+    def settings(self, mode: Mode, heads: int | None = None) -> Settings:
+        """What the decode loop compiles for a mode on this device."""
+        decode = self.config.decode
+        tree = self.trees.choose(mode, heads)
+        return Settings(tree, mode.rule, make_sampling(decode), decode.repeat_limit, mode.coupled)
+
     def _speak_batch(
         self, texts: Sequence[str], phones: Sequence[str], mode: Mode, seed: int, heads: int | None
     ) -> list[Spoken]:
         began = time.perf_counter()
-        decode, model = self.config.decode, self.config.model
-        symbols = [self.vocabulary.encode(p) for p in phones]
-        limits = [token_limit(len(s), decode, model) for s in symbols]
-        numbers = [zlib.crc32(text.encode()) for text in texts]
-        prompts = make_prompts([text_prompt(s, SEP, model) for s in symbols], limits, numbers, seed)
-        tree = self.trees.choose(mode, heads)
-        needed = max(slots_needed(len(s) + 1, limit, tree) for s, limit in zip(symbols, limits, strict=True))
-        settings = Settings(tree, mode.rule, make_sampling(decode), decode.repeat_limit, mode.coupled)
-        state = jax.device_get(_said(generate(self.lm, prompts, settings=settings, slots=slots_bucket(needed))))
-        rows = []
-        for b in range(len(texts)):
-            said = state["said"][b, : state["count"][b]].astype(np.int32)
-            finish = FINISH[state["finish"][b]]
+        prompts, settings = self.prompts(texts, phones, seed), self.settings(mode, heads)
+        state = generate(self.lm, prompts, settings=settings, slots=slots_for(prompts, settings.tree))
+        state = jax.device_get(dataclasses.replace(state, cache=None, draft_BKV=None))  # the host needs neither
+        spoken = []
+        for b, count in enumerate(state.count_B):
+            finish, said = FINISH[state.finish_B[b]], state.said_BS[b, :count].astype(np.int32)
             tokens = said[:-1] if finish == "eos" else said
-            rows.append((tokens, self.codec.decode(tokens), finish, b))
-        wall_s = (time.perf_counter() - began) / len(texts)
-        return [
-            Spoken(
-                texts[b],
-                phones[b],
-                tokens,
-                wave,
-                self.codec.sample_rate,
-                finish,
-                int(state["passes"][b]),
-                state["step"][b, : state["count"][b]].astype(np.int32),
-                wall_s,
+            spoken.append(
+                Spoken(
+                    text=texts[b],
+                    phones=phones[b],
+                    tokens=tokens,
+                    wave=self.codec.decode(tokens),
+                    sample_rate=self.codec.sample_rate,
+                    finish=finish,
+                    steps=int(state.passes_B[b]),
+                    block_of=state.step_BS[b, :count].astype(np.int32),
+                    wall_s=0.0,
+                )
             )
-            for tokens, wave, finish, b in rows
-        ]
-
-
-def _said(state) -> dict[str, jax.Array]:
-    """What the host needs of a final state: everything but the cache."""
-    return {
-        "said": state.said_BS,
-        "step": state.step_BS,
-        "count": state.count_B,
-        "passes": state.passes_B,
-        "finish": state.finish_B,
-    }
+        wall_s = (time.perf_counter() - began) / len(texts)
+        return [dataclasses.replace(one, wall_s=wall_s) for one in spoken]
 
 
 def load_lm(folder: Path) -> tuple[Config, SpeechLM]:
     """The config and the language model of a voice's folder."""
-    config = from_dict(Config, json.loads((folder / "config.json").read_text()))
+    config = load_config(folder)
     lm = SpeechLM(config.model, config.heads, rngs=nnx.Rngs(0))
     load_weights(lm, folder / "model.safetensors")
     return config, lm
@@ -153,6 +144,5 @@ def load_lm(folder: Path) -> tuple[Config, SpeechLM]:
 
 def save_lm(folder: Path, config: Config, lm: SpeechLM) -> None:
     """Writes `config.json` and `model.safetensors`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(to_json(config))
+    save_config(folder, config)
     save_weights(lm, folder / "model.safetensors")

@@ -118,7 +118,6 @@ def filled_share(batch: Batch) -> float:
     return float(np.mean(batch["segments_BT"] > 0))
 
 
-def read_prompts(folder: str, model: ModelConfig, split: str) -> list[list[int]]:
-    """The prompts `[phones] SEP` of a split, in the model's vocabulary."""
-    source = _source(DataConfig(dir=folder), model, split)
-    return [[model.eos + 1 + int(symbol) for symbol in (*record["phones"], SEP)] for record in source]
+def read_phones(folder: str, model: ModelConfig, split: str) -> list[list[int]]:
+    """The phones of each record of a split, as ids in the vocabulary of text symbols."""
+    return [record["phones"].tolist() for record in _source(DataConfig(dir=folder), model, split)]

@@ -82,9 +82,7 @@ def rank_drafts(log_q: jax.Array, noise: jax.Array, ranks: int) -> jax.Array:
     if noise.shape[-2]:
         perturbed = log_q[..., None, :] + noise
         behind = jnp.max(perturbed - jnp.max(perturbed, axis=-1, keepdims=True), axis=-2)
-        score = jnp.where(
-            behind == 0.0, jnp.exp(log_q), behind
-        )  # the draws come first, the likeliest ahead
+        score = jnp.where(behind == 0.0, jnp.exp(log_q), behind)  # the draws come first, the likeliest ahead
     return likeliest_few(score, ranks)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from vadusa_jax.config import DecodeConfig
 from vadusa_jax.decode.accept import EXACT, Greedy, Rule, rank_drafts
 from vadusa_jax.decode.loop import Prompts, Settings, generate, slots_needed
-from vadusa_jax.decode.prompts import make_prompts, make_sampling, slots_bucket
+from vadusa_jax.decode.prompts import make_prompts, make_sampling, slots_bucket, slots_for
 from vadusa_jax.decode.sampling import Sampling, keyed_noise
 from vadusa_jax.decode.tree import ROOT, Tree, grow
 from vadusa_jax.decode.trees import FittedTree, device_kind
@@ -25,7 +25,7 @@ def say_plainly(
 ) -> list[np.ndarray]:
     """What plain decoding makes of the prompts: for each row the prompt and all that is said after it."""
     settings = Settings(ROOT, Greedy() if greedy else EXACT, make_sampling(decode), decode.repeat_limit)
-    slots = _slots(prompts)
+    slots = slots_for(prompts, ROOT)
     sequences = []
     for i in range(0, len(prompts.length_B), batch):
         part = jax.tree.map(lambda x, i=i: x[i : i + batch], prompts)
@@ -45,7 +45,7 @@ def measure_hits(
     allows there: with the noise, the filters and the temperature that decoding uses, so that what is measured here is
     what decoding meets.
     """
-    sampling, slots, hits = make_sampling(decode), _slots(prompts), []
+    sampling, slots, hits = make_sampling(decode), slots_for(prompts, ROOT), []
     for b, sequence in enumerate(sequences):
         tokens_T = np.zeros(slots, np.int32)
         tokens_T[: len(sequence)] = sequence
@@ -53,10 +53,6 @@ def measure_hits(
         first = int(prompts.length_B[b]) - 1
         hits.append(np.asarray(hits_TKR)[first : len(sequence) - 2])  # where a step began: its root is not EOS
     return np.concatenate(hits)
-
-
-def _slots(prompts: Prompts) -> int:
-    return slots_bucket(slots_needed(int(prompts.length_B.max()), int(prompts.limit_B.max()), ROOT))
 
 
 @functools.partial(jax.jit, static_argnames=("rule", "sampling"))

@@ -9,7 +9,6 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from vadusa_jax.decode.accept import Rule, longest_path, rank_drafts
 from vadusa_jax.decode.sampling import Sampling, keyed_noise
@@ -184,8 +183,3 @@ def _draft(model: SpeechLM, settings: Settings, h_BD: jax.Array) -> jax.Array:
 
 def _noise(key_B: jax.Array, position_BJ: jax.Array, settings: Settings, like: jax.Array) -> jax.Array:
     return keyed_noise(key_B, position_BJ, settings.rule.draws, like.shape[-1], like.dtype)
-
-
-def finish_names(finish_B: np.ndarray) -> list[str]:
-    """Finish reasons as words."""
-    return [FINISH[int(code)] for code in finish_B]

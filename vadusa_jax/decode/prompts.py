@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 import numpy as np
 
-from vadusa_jax.config import DecodeConfig, ModelConfig
-from vadusa_jax.decode.loop import Prompts
+from vadusa_jax.config import Config, DecodeConfig, ModelConfig
+from vadusa_jax.decode.loop import Prompts, slots_needed
 from vadusa_jax.decode.sampling import Sampling, row_keys
+from vadusa_jax.decode.tree import Tree
 
 PROMPT_BUCKET, SLOTS_BUCKET = 64, 256
 
@@ -37,6 +38,14 @@ def token_limit(phones: int, decode: DecodeConfig, model: ModelConfig) -> int:
     return min(room, decode.extra_tokens + int(decode.tokens_per_phone * phones))
 
 
+def text_prompts(
+    phones: Sequence[Sequence[int]], separator: int, row_numbers: Sequence[int], seed: int, config: Config
+) -> Prompts:
+    """A batch of texts, each with the limit that its length gives; raises TooLong."""
+    limits = [token_limit(len(p), config.decode, config.model) for p in phones]
+    return make_prompts([text_prompt(p, separator, config.model) for p in phones], limits, row_numbers, seed)
+
+
 def make_prompts(
     tokens: Sequence[Sequence[int]], limits: Sequence[int], row_numbers: Sequence[int], seed: int
 ) -> Prompts:
@@ -52,6 +61,11 @@ def make_prompts(
         jnp.asarray(limits, jnp.int32),
         row_keys(seed, np.asarray(row_numbers, np.uint32)),
     )
+
+
+def slots_for(prompts: Prompts, tree: Tree) -> int:
+    """Cache slots, of a compiled size, that are enough for every row with this tree."""
+    return slots_bucket(max(slots_needed(int(n), 0, tree) for n in np.asarray(prompts.length_B + prompts.limit_B)))
 
 
 def slots_bucket(slots: int) -> int:

@@ -13,7 +13,7 @@ import soundfile
 from tqdm import tqdm
 
 from vadusa_jax.evaluation.testsets import Sentence
-from vadusa_jax.text import UnspeakableText, phonemize
+from vadusa_jax.text import speakable
 
 TRUTH, CODEC = "ground_truth", "codec"  # they frame the modes: what the recogniser makes of perfect speech and tokens
 
@@ -38,14 +38,10 @@ class Clip:
 
 def split_speakable(sentences: Iterable[Sentence]) -> tuple[list[Sentence], list[Sentence]]:
     """(speakable, unspeakable): one bad line must not end a run over many."""
-    speakable, unspeakable = [], []
+    kept, set_aside = [], []
     for sentence in sentences:
-        try:
-            phonemize(sentence.text)
-            speakable.append(sentence)
-        except UnspeakableText:
-            unspeakable.append(sentence)
-    return speakable, unspeakable
+        (kept if speakable(sentence.text) else set_aside).append(sentence)
+    return kept, set_aside
 
 
 def reference_clips(sentences: Iterable[Sentence], codec: Any, out: Path) -> list[Clip]:

@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from safetensors.numpy import load_file, save_file
 
 from vadusa_jax import config as configs
 from vadusa_jax.speech import features
 from vadusa_jax.speech.fsq import CodecConfig, Decoder, Encoder, Fsq
 from vadusa_jax.speech.vocoder import Vocoder
+from vadusa_jax.weights import load_weights, save_weights
 
 VERSION = 1
 BUCKET = 128  # tokens; lengths are padded to a multiple, so that few shapes are ever compiled
@@ -101,8 +101,7 @@ class FsqCodec:
         (fresh / "codec.json").write_text(json.dumps(facts, indent=2) + "\n")
         for name in ("encoder", "decoder", "vocoder"):
             if part := getattr(self, name):
-                half = {path: np.asarray(leaf, np.float16) for path, leaf in _parameters(part).items()}
-                save_file(half, fresh / f"{name}.safetensors")
+                save_weights(part, fresh / f"{name}.safetensors")
         if folder.exists():
             os.replace(folder, stale)
         os.replace(fresh, folder)
@@ -122,11 +121,11 @@ def load_codec(folder: str | Path) -> Codec:
         )
     config = configs.from_dict(CodecConfig, facts["config"])
     codec = new_codec(config, seed=0)
-    _load_part(codec.encoder, folder / "encoder.safetensors")
-    _load_part(codec.decoder, folder / "decoder.safetensors")
+    load_weights(codec.encoder, folder / "encoder.safetensors")
+    load_weights(codec.decoder, folder / "decoder.safetensors")
     if not (folder / "vocoder.safetensors").exists():
         return dataclasses.replace(codec, vocoder=None)
-    _load_part(codec.vocoder, folder / "vocoder.safetensors")
+    load_weights(codec.vocoder, folder / "vocoder.safetensors")
     return codec
 
 
@@ -162,21 +161,3 @@ def _decode(config, decoder_graph, decoder_state, vocoder_graph, vocoder_state, 
     digits_BTD = Fsq(config.levels).digits(tokens_BT)
     mel_BFM = nnx.merge(decoder_graph, decoder_state)(digits_BTD, mask_BT)
     return nnx.merge(vocoder_graph, vocoder_state)(mel_BFM, jnp.repeat(mask_BT, config.stack, axis=1))
-
-
-def _parameters(part: nnx.Module) -> dict[str, jax.Array]:
-    return {".".join(map(str, path)): leaf[...] for path, leaf in nnx.to_flat_state(nnx.state(part, nnx.Param))}
-
-
-def _load_part(part: nnx.Module, path: Path) -> None:
-    """Fills a module from a file whose names and shapes must be exactly the module's."""
-    found, wanted = load_file(path), _parameters(part)
-    for name in sorted(set(found) ^ set(wanted)):
-        raise ValueError(f"{path}: parameter {name} is {'missing' if name in wanted else 'not part of this codec'}")
-    for name, leaf in wanted.items():
-        if found[name].shape != leaf.shape:
-            raise ValueError(f"{path}: parameter {name} has shape {found[name].shape}, the config asks {leaf.shape}")
-    state = nnx.state(part, nnx.Param)
-    for names, leaf in nnx.to_flat_state(state):
-        leaf.set_value(jnp.asarray(found[".".join(map(str, names))], jnp.float32))
-    nnx.update(part, state)

@@ -3,7 +3,6 @@
 A run's folder also holds `config.json` and `vocabulary.json`: what the parameters mean.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import jax
 from flax import nnx
 from orbax.checkpoint import v1 as ocp
 
-from vadusa_jax.config import Config, from_dict, to_json
+from vadusa_jax.config import Config, load_config
 from vadusa_jax.model.heads import SpeechLM
 
 
@@ -69,22 +68,9 @@ class Checkpoints:
         self._orbax.close()
 
 
-def save_run_config(folder: Path, config: Config) -> None:
-    """Writes `config.json`, the meaning of the run's parameters."""
-    folder.mkdir(parents=True, exist_ok=True)
-    aside = folder / "config.json.partial"
-    aside.write_text(to_json(config))
-    aside.replace(folder / "config.json")
-
-
-def load_run_config(folder: Path) -> Config:
-    """Reads what `save_run_config` wrote."""
-    return from_dict(Config, json.loads((Path(folder) / "config.json").read_text()))
-
-
 def load_trained(folder: Path) -> tuple[Config, SpeechLM]:
     """The config and the newest model of a training run."""
-    config = load_run_config(folder)
+    config = load_config(folder)
     lm = SpeechLM(config.model, config.heads, rngs=nnx.Rngs(0))
     checkpoints = Checkpoints(folder, config.train.keep)
     _, params, _, _ = checkpoints.load(nnx.state(lm, nnx.Param))

@@ -13,9 +13,9 @@ from flax import nnx
 from jax.sharding import Mesh
 from tqdm import tqdm
 
-from vadusa_jax.config import Config
+from vadusa_jax.config import Config, save_config
 from vadusa_jax.model.sharding import make_mesh, replicated, rows
-from vadusa_jax.training.checkpoint import Checkpoints, save_run_config
+from vadusa_jax.training.checkpoint import Checkpoints
 from vadusa_jax.training.losses import TOP, Batch, joint_loss, metrics
 from vadusa_jax.training.step import make_eval_step, make_model, make_optimizer, make_train_step
 
@@ -42,12 +42,8 @@ def train(
         resume: go on from the newest checkpoint in `folder`, exactly: the same losses as without the interruption.
         progress: show a progress bar.
     """
-    mesh = make_mesh(config.mesh)
-    graph, params = make_model(config)
-    params = jax.device_put(params, replicated(mesh))
-    optimizer = make_optimizer(config.train)
-    optimizer_state = jax.device_put(optimizer.init(params), replicated(mesh))
-    train_step, eval_step = make_train_step(config, optimizer, graph), make_eval_step(graph)
+    mesh, graph, params, optimizer_state, train_step = begin(config)
+    eval_step = make_eval_step(graph)
 
     checkpoints, start = Checkpoints(folder, config.train.keep), 0
     if checkpoints.latest_step is not None:
@@ -55,7 +51,7 @@ def train(
             raise FileExistsError(f"{folder} holds a run at step {checkpoints.latest_step}: pass --resume to go on")
         start, params, optimizer_state, data_state = checkpoints.load(params, optimizer_state)
         batches.set_state(data_state)
-    save_run_config(folder, config)
+    save_config(folder, config)
 
     with Log(folder / "metrics.jsonl", config.train.steps, start, progress) as log:
         pending = None
@@ -76,6 +72,16 @@ def train(
             log.step(*pending, config)
     checkpoints.close()
     return params
+
+
+def begin(config: Config) -> tuple:
+    """The mesh, the model's graph, its new parameters and optimiser state on the mesh, and the compiled step."""
+    mesh = make_mesh(config.mesh)
+    graph, params = make_model(config)
+    params = jax.device_put(params, replicated(mesh))
+    optimizer = make_optimizer(config.train)
+    optimizer_state = jax.device_put(optimizer.init(params), replicated(mesh))
+    return mesh, graph, params, optimizer_state, make_train_step(config, optimizer, graph)
 
 
 def require_finite(params: nnx.State, step: int) -> None:
@@ -136,12 +142,7 @@ _SHOWN = ("dev/loss", "dev/lm/loss", "dev/lm/top1", *(f"dev/head{k}/top1" for k 
 
 def measure_step_s(config: Config, batches: Iterator[Batch], repeats: int = 5) -> float:
     """Seconds of one training step on these devices, compilation left out; nothing is kept."""
-    mesh = make_mesh(config.mesh)
-    graph, params = make_model(config)
-    params = jax.device_put(params, replicated(mesh))
-    optimizer = make_optimizer(config.train)
-    state = (params, jax.device_put(optimizer.init(params), replicated(mesh)))
-    train_step = make_train_step(config, optimizer, graph)
+    mesh, _, *state, train_step = begin(config)
     for i in range(repeats + 1):
         *state, sums, _ = train_step(*state, to_mesh(next(batches), mesh))
         jax.block_until_ready(sums)

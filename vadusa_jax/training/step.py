@@ -11,14 +11,15 @@ from vadusa_jax.model.heads import SpeechLM
 from vadusa_jax.training.losses import TOP, Batch, joint_loss, loss_sums
 
 
-def schedule(train: TrainConfig, steps: int, peak: float) -> optax.Schedule:
+def schedule(train: TrainConfig, peak: float) -> optax.Schedule:
     """Linear warm-up, then a cosine down to a hundredth of the peak at the last step."""
+    steps = train.steps
     return optax.warmup_cosine_decay_schedule(0.0, peak, min(train.warmup_steps, steps // 2), steps, 0.01 * peak)
 
 
 def make_optimizer(train: TrainConfig) -> optax.GradientTransformation:
     """Muon for the matrices and Adam for the rest (far ahead of AdamW on small budgets), or AdamW for all."""
-    rate = functools.partial(schedule, train, train.steps)
+    rate = functools.partial(schedule, train)
     if train.optimizer == "muon":
         update = optax.contrib.muon(
             rate(train.learning_rate),

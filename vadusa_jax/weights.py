@@ -1,4 +1,4 @@
-"""Model parameters as safetensors: float16 on disk, float32 in memory."""
+"""Parameters of any module as safetensors: float16 on disk, float32 in memory."""
 
 import os
 from pathlib import Path
@@ -28,8 +28,7 @@ def load_weights(module: nnx.Module, path: Path) -> None:
     """Fills the module; raises WeightsError naming the parameter and both shapes when the file does not match."""
     stored, wanted = load_file(path), _named(module)
     for name in sorted(stored.keys() ^ wanted.keys()):
-        where = "the config asks for it" if name in wanted else "the config knows no such parameter"
-        raise WeightsError(f"{path}: parameter {name} is in only one of file and model ({where})")
+        raise WeightsError(f"{path}: parameter {name} is {'missing' if name in wanted else 'unknown to the config'}")
     for name, x in wanted.items():
         if stored[name].shape != x.shape:
             raise WeightsError(f"{path}: parameter {name} has shape {stored[name].shape}, the config asks {x.shape}")
