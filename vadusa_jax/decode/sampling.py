@@ -42,7 +42,7 @@ def _keep(log_p: jax.Array, enough: Callable[[jax.Array], jax.Array]) -> jax.Arr
     """Keeps the fewest most likely tokens that are `enough` (ties with the last of them stay) and renormalises.
 
     The floor is found by bisection over the bits of the floats, which are ordered like the floats themselves: exact,
-    and on the CPU 30 times faster than the sort that XLA makes of `top_k`.
+    and on the CPU 8 times faster than the sort that XLA makes of `top_k` (8 rows of 1,001: 0.29 against 2.26 ms).
     """
     surprise = -log_p  # not negative, infinite where an earlier filter removed the token
     bits = jnp.int64 if log_p.dtype == jnp.float64 else jnp.int32
