@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -123,7 +124,7 @@ def tree_pass(lm, prompt_BT, token_BT, depth_T, mask_TT, path_TJ, tree_nodes):
     length = prompt_BT.shape[1]
     causal = jnp.tril(jnp.ones((1, length, length), bool))
     h_BTD, new = lm.backbone(prompt_BT, jnp.arange(length)[None], causal)
-    cache = kv.append(kv.empty(MODEL, 1, length + 5, h_BTD.dtype), new, jnp.array([length]))
+    cache = kv.append(kv.empty(MODEL, 1, length + 5, 1, h_BTD.dtype), new, jnp.array([length]))
     tree_BTD, _ = lm.backbone(token_BT, length + depth_T[None], mask_TT[None], cache)
     whole_TS = jnp.concatenate([jnp.tile(prompt_BT, (tree_nodes, 1)), token_BT[0, path_TJ]], axis=1)
     slots = whole_TS.shape[1]
@@ -145,6 +146,18 @@ def test_a_pass_over_the_tree_equals_a_pass_over_every_path(x64, tolerance):
             )
             assert by_tree_TD.dtype == (jnp.float64 if x64 else jnp.float32)
             np.testing.assert_allclose(by_tree_TD, by_path_TD, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("tree", [ROOT, Tree(((), (0,))), TREE], ids=len)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_no_step_copies_the_cache(lm, tree, rows):
+    prompts = make_prompts([[20, 21, 22]] * rows, [40] * rows, range(rows), 0)
+    settings = Settings(tree, EXACT, make_sampling(DECODE), REPEATS)
+    compiled = generate.lower(lm, prompts, settings=settings, slots=SLOTS).compile().as_text()
+    shape = f"f32[{rows * MODEL.attention_heads},{SLOTS},{MODEL.width // MODEL.attention_heads}]"
+    steps, _ = compiled.split("ENTRY ")  # all that the loop calls comes before the entry computation
+    assert shape in steps
+    assert not [line for line in steps.splitlines() if re.search(rf"= {re.escape(shape)}\S* copy\(", line)]
 
 
 # speculative decoding equals plain decoding

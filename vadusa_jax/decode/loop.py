@@ -41,7 +41,7 @@ class State:
     step_BS: jax.Array  # backbone pass in which each of them was decided; pass 0 is the prefill
     count_B: jax.Array
     run_B: jax.Array  # how often the last token has been said in a row
-    root_B: jax.Array  # last token said: not in the cache yet
+    root_B: jax.Array  # last token said: the next pass begins with it
     draft_BKV: jax.Array  # the heads' logits at the position before the root
     passes_B: jax.Array  # backbone passes, prefill included
     finish_B: jax.Array
@@ -89,7 +89,7 @@ def _prefill(model: SpeechLM, prompts: Prompts, settings: Settings, slots: int) 
     positions_BP = jnp.broadcast_to(jnp.arange(padded), (batch, padded))
     causal_BPP = jnp.broadcast_to(jnp.tril(jnp.ones((padded, padded), bool)), (batch, padded, padded))
     h_BPD, new = model.backbone(prompts.tokens_BP, positions_BP, causal_BPP)
-    cache = kv.empty(model.backbone.config, batch, max(slots, padded), h_BPD.dtype)
+    cache = kv.empty(model.backbone.config, batch, max(slots, padded), settings.tree.depth + 1, h_BPD.dtype)
     cache = kv.append(cache, new, prompts.length_B)
     h_BD = h_BPD[jnp.arange(batch), prompts.length_B - 1]
     log_p_BV = settings.sampling.log_probs(model.backbone.logits(h_BD))
@@ -104,7 +104,8 @@ def _prefill(model: SpeechLM, prompts: Prompts, settings: Settings, slots: int) 
 def _step(model: SpeechLM, prompts: Prompts, settings: Settings, state: State) -> State:
     tree, rows = settings.tree, jnp.arange(len(state.root_B))
     depth_T = jnp.asarray(tree.depth_T)
-    length_B = state.cache.length_B
+    cache = kv.flush(state.cache)
+    length_B = cache.length_B
 
     # Draft: the noise of a position serves the guesses for it and the target that judges them.
     target_BJ = length_B[:, None] + 1 + jnp.arange(tree.depth + 1)
@@ -119,7 +120,7 @@ def _step(model: SpeechLM, prompts: Prompts, settings: Settings, state: State) -
 
     # Verify: one pass over the tree; each node sees the cache and its ancestors.
     mask_BTT = jnp.broadcast_to(jnp.asarray(tree.ancestor_TT), (len(rows), len(tree), len(tree)))
-    h_BTD, new = model.backbone(token_BT, length_B[:, None] + depth_T, mask_BTT, state.cache)
+    h_BTD, new = model.backbone(token_BT, length_B[:, None] + depth_T, mask_BTT, cache)
 
     # Accept: the longest path that the rule allows, then one token more.
     log_p_BTV = settings.sampling.log_probs(model.backbone.logits(h_BTD))
@@ -130,9 +131,8 @@ def _step(model: SpeechLM, prompts: Prompts, settings: Settings, state: State) -
     after_BJ = jnp.concatenate([token_BT[rows[:, None], path_BJ[:, 1:]], next_B[:, None]], axis=1)
     block_BJ = jnp.where(jnp.arange(tree.depth + 1) == accepted_B[:, None], next_B[:, None], after_BJ)
 
-    # Commit: the path goes into the cache, the block is said; a finished row keeps its length.
-    running_B = state.finish_B == RUNNING
-    cache = kv.append(state.cache, kv.take_path(new, path_BJ), jnp.where(running_B, accepted_B + 1, 0))
+    # Commit: the path is for the cache, the block is said; a finished row keeps its length.
+    cache = kv.accept(cache, new, path_BJ, jnp.where(state.finish_B == RUNNING, accepted_B + 1, 0))
     state = dataclasses.replace(state, cache=cache, draft_BKV=_draft(model, settings, h_BTD[rows, node_B]))
     return _say(state, block_BJ, accepted_B + 1, prompts.limit_B, settings, model)
 

@@ -10,9 +10,7 @@ from flax import nnx
 from jax import lax
 
 from vadusa_jax.config import ModelConfig
-from vadusa_jax.model.cache import Cache
-
-KV = tuple[jax.Array, jax.Array]  # k_BNTH, v_BNTH
+from vadusa_jax.model.cache import KV, Cache
 
 
 @jax.custom_vjp
@@ -49,25 +47,25 @@ def rotate(x_BTNH: jax.Array, by: tuple[jax.Array, jax.Array]) -> jax.Array:
     return jnp.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)
 
 
-def attend(q_BNTH: jax.Array, sources: list[tuple[KV, jax.Array]]) -> jax.Array:
+def attend(q_GTH: jax.Array, sources: list[tuple[KV, jax.Array]]) -> jax.Array:
     """Softmax attention over several key-value sources at once, each with its mask `[B, T, S]`.
 
     The logits are joined, never the keys: joining keys would copy the whole cache at every step. Softmax in float32
     (or wider, when the queries are).
     """
-    scale = q_BNTH.shape[-1] ** -0.5
-    logits = [
-        jnp.where(mask_BTS[:, None], jnp.einsum("BNTH,BNSH->BNTS", q_BNTH * scale, k_BNSH), -jnp.inf)
-        for (k_BNSH, _), mask_BTS in sources
-    ]
-    wide = jnp.promote_types(q_BNTH.dtype, jnp.float32)
-    weights_BNTS = jax.nn.softmax(jnp.concatenate(logits, axis=-1).astype(wide), axis=-1).astype(q_BNTH.dtype)
-    out_BNTH, start = 0, 0
-    for (_, v_BNSH), _ in sources:
-        end = start + v_BNSH.shape[2]
-        out_BNTH += jnp.einsum("BNTS,BNSH->BNTH", weights_BNTS[..., start:end], v_BNSH)
+    scale = q_GTH.shape[-1] ** -0.5
+    logits = []
+    for (k_GSH, _), mask_BTS in sources:
+        mask_GTS = jnp.repeat(mask_BTS, len(q_GTH) // len(mask_BTS), axis=0)
+        logits.append(jnp.where(mask_GTS, jnp.einsum("GTH,GSH->GTS", q_GTH * scale, k_GSH), -jnp.inf))
+    wide = jnp.promote_types(q_GTH.dtype, jnp.float32)
+    weights_GTS = jax.nn.softmax(jnp.concatenate(logits, axis=-1).astype(wide), axis=-1).astype(q_GTH.dtype)
+    out_GTH, start = 0, 0
+    for (_, v_GSH), _ in sources:
+        end = start + v_GSH.shape[1]
+        out_GTH += jnp.einsum("GTS,GSH->GTH", weights_GTS[..., start:end], v_GSH)
         start = end
-    return out_BNTH
+    return out_GTH
 
 
 class Block(nnx.Module):
@@ -96,12 +94,14 @@ class Block(nnx.Module):
         cached: tuple[KV, jax.Array] | None,
     ) -> tuple[jax.Array, KV]:
         x_BTD = self.attention_norm(h_BTD)
-        split = (*x_BTD.shape[:2], self.attention_heads, -1)
-        q_BTNH = rotate(self.q(x_BTD).reshape(split), by)
-        k_BTNH = rotate(self.k(x_BTD).reshape(split), by)
-        q, k, v = (x.transpose(0, 2, 1, 3) for x in (q_BTNH, k_BTNH, self.v(x_BTD).reshape(split)))
+        batch, length, _ = x_BTD.shape
+        split = (batch, length, self.attention_heads, -1)
+        q_BTNH, k_BTNH = (rotate(x.reshape(split), by) for x in (self.q(x_BTD), self.k(x_BTD)))
+        heads = (q_BTNH, k_BTNH, self.v(x_BTD).reshape(split))
+        q, k, v = (x.transpose(0, 2, 1, 3).reshape(batch * self.attention_heads, length, -1) for x in heads)
         sources = [((k, v), mask_BTT)] if cached is None else [cached, ((k, v), mask_BTT)]
-        h_BTD = h_BTD + self.out(attend(q, sources).transpose(0, 2, 1, 3).reshape(x_BTD.shape))
+        out_BNTH = attend(q, sources).reshape(batch, self.attention_heads, length, -1)
+        h_BTD = h_BTD + self.out(out_BNTH.transpose(0, 2, 1, 3).reshape(x_BTD.shape))
         x_BTD = self.ffn_norm(h_BTD)
         return h_BTD + self.down(jax.nn.silu(self.gate(x_BTD)) * self.up(x_BTD)), (k, v)
 
@@ -141,7 +141,7 @@ class Backbone(nnx.Module):
         h_BTD = lookup(self.embedding[...].astype(self.dtype), tokens_BT)
         seen_BTS = None
         if cache is not None:
-            slots = jnp.arange(cache.keys[0].shape[2])
+            slots = jnp.arange(cache.keys[0].shape[1])
             seen_BTS = jnp.broadcast_to(slots < cache.length_B[:, None, None], (*tokens_BT.shape, len(slots)))
         half = self.config.width // self.config.attention_heads // 2
         by = rotation(positions_BT, half, self.config.rope_theta, h_BTD.dtype)

@@ -3,6 +3,10 @@
 Drafted nodes never enter the cache. A pass over the draft tree attends to the cache *and* to the tree's own keys
 and values; afterwards only the accepted path is written behind the committed positions. A rejected draft therefore
 costs no clean-up, and the cache needs room for one path, not for a whole tree.
+
+A path waits beside the slots until the next pass begins: written before anything reads the slots, it is written in
+place. Written at the end of its own pass, whose attention reads the same slots in no fixed order, it would make XLA
+copy the whole cache first.
 """
 
 import dataclasses
@@ -13,49 +17,64 @@ from jax import lax
 
 from vadusa_jax.config import ModelConfig
 
+KV = tuple[jax.Array, jax.Array]  # k_GTH, v_GTH
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Cache:
-    """Keys and values of each layer (`[B, N, S, H]`, heads before slots so that no step transposes them)."""
+    """Keys and values of each layer, `[G, S, H]`.
+
+    G counts the attention heads of all rows, row after row. Rows and heads share an axis, since XLA would otherwise
+    strip a batch of one from what it reads and not from what it writes, and copy the cache in between.
+    """
 
     keys: tuple[jax.Array, ...]
     values: tuple[jax.Array, ...]
     length_B: jax.Array  # committed positions of each row; slots from there on hold rubbish that no query sees
+    path: tuple[KV, ...]  # each layer's keys and values `[G, J, H]` of the path that waits to be written
+    path_B: jax.Array  # positions of it that are accepted
 
 
-def empty(model: ModelConfig, batch: int, slots: int, dtype: jnp.dtype) -> Cache:
-    """A cache with `slots` free slots a row."""
-    shape_BNSH = (batch, model.attention_heads, slots, model.width // model.attention_heads)
-    keys = tuple(jnp.zeros(shape_BNSH, dtype) for _ in range(model.layers))
-    values = tuple(jnp.zeros(shape_BNSH, dtype) for _ in range(model.layers))
-    return Cache(keys, values, jnp.zeros((batch,), jnp.int32))
+def empty(model: ModelConfig, batch: int, slots: int, path: int, dtype: jnp.dtype) -> Cache:
+    """A cache with `slots` free slots a row, and room for paths of `path` positions."""
+
+    def zeros(positions: int) -> tuple[jax.Array, ...]:
+        shape_GSH = (batch * model.attention_heads, positions, model.width // model.attention_heads)
+        return tuple(jnp.zeros(shape_GSH, dtype) for _ in range(model.layers))
+
+    none_B = jnp.zeros((batch,), jnp.int32)
+    return Cache(zeros(slots), zeros(slots), none_B, tuple(zip(zeros(path), zeros(path), strict=True)), none_B)
 
 
-def append(cache: Cache, new: tuple[tuple[jax.Array, jax.Array], ...], count_B: jax.Array) -> Cache:
-    """Writes the new positions `[B, N, J, H]` of each layer behind each row and keeps the first `count_B` of them.
+def append(cache: Cache, new: tuple[KV, ...], count_B: jax.Array) -> Cache:
+    """Writes the new positions `[G, J, H]` of each layer behind each row and keeps the first `count_B` of them.
 
     All J positions are written (static shapes); those past `count_B` are overwritten by the next append. The caller
     guarantees `length_B + J <= S`: a slice update past the end would be moved back over committed slots.
     """
     keys = tuple(_write(old, k, cache.length_B) for old, (k, _) in zip(cache.keys, new, strict=True))
     values = tuple(_write(old, v, cache.length_B) for old, (_, v) in zip(cache.values, new, strict=True))
-    return Cache(keys, values, cache.length_B + count_B)
+    return dataclasses.replace(cache, keys=keys, values=values, length_B=cache.length_B + count_B)
 
 
-def take_path(
-    new: tuple[tuple[jax.Array, jax.Array], ...], path_BJ: jax.Array
-) -> tuple[tuple[jax.Array, jax.Array], ...]:
-    """Picks the nodes `path_BJ` out of the tree's keys and values `[B, N, T, H]`, in path order."""
-    index_BNJH = path_BJ[:, None, :, None]
-    return tuple(
-        (jnp.take_along_axis(k, index_BNJH, axis=2), jnp.take_along_axis(v, index_BNJH, axis=2)) for k, v in new
-    )
+def accept(cache: Cache, new: tuple[KV, ...], path_BJ: jax.Array, count_B: jax.Array) -> Cache:
+    """Takes the first `count_B` nodes of `path_BJ` out of the tree's keys and values `[G, T, H]`, for `flush`."""
+    index_GJH = jnp.repeat(path_BJ, len(new[0][0]) // len(path_BJ), axis=0)[..., None]
+    path = jax.tree.map(lambda x_GTH: jnp.take_along_axis(x_GTH, index_GJH, axis=1), new)
+    return dataclasses.replace(cache, path=path, path_B=count_B)
 
 
-def _write(old_BNSH: jax.Array, new_BNJH: jax.Array, start_B: jax.Array) -> jax.Array:
+def flush(cache: Cache) -> Cache:
+    """Writes the waiting path; to be called before a pass reads the cache."""
+    return dataclasses.replace(append(cache, cache.path, cache.path_B), path_B=jnp.zeros_like(cache.path_B))
+
+
+def _write(old_GSH: jax.Array, new_GJH: jax.Array, start_B: jax.Array) -> jax.Array:
     # One in-place slice update a row: a vmapped update becomes a scatter, which XLA's CPU backend runs element-wise.
-    for b in range(old_BNSH.shape[0]):
-        at = [jnp.asarray(i, start_B.dtype) for i in (b, 0, start_B[b], 0)]
-        old_BNSH = lax.dynamic_update_slice(old_BNSH, new_BNJH[b : b + 1], at)
-    return old_BNSH
+    heads = len(new_GJH) // len(start_B)
+    for b in range(len(start_B)):
+        first = b * heads
+        at = [jnp.asarray(i, start_B.dtype) for i in (first, start_B[b], 0)]
+        old_GSH = lax.dynamic_update_slice(old_GSH, new_GJH[first : first + heads], at)
+    return old_GSH
