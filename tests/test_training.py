@@ -22,7 +22,7 @@ from vadusa_jax.data.batches import dev_batches, train_batches
 from vadusa_jax.data.dataset import CodecFacts, TokenRecord, write_dataset
 from vadusa_jax.model.sharding import replicated
 from vadusa_jax.text import Vocabulary
-from vadusa_jax.training.checkpoint import CheckpointError, Checkpoints, load_trained
+from vadusa_jax.training.checkpoint import CheckpointError, Checkpoints, first_parameters, load_trained
 from vadusa_jax.training.loop import TrainingDiverged, to_mesh, train
 from vadusa_jax.training.losses import head_sums, joint_loss, loss_sums, metrics, shifted_targets
 from vadusa_jax.training.step import make_model, make_optimizer, make_train_step
@@ -201,10 +201,12 @@ def data(tmp_path_factory) -> DataConfig:
     return dataclasses.replace(TINY.data, dir=str(folder))
 
 
-def run(data: DataConfig, folder: Path, resume: bool = False, wrap=lambda batches: batches, **changes) -> nnx.State:
+def run(
+    data: DataConfig, folder: Path, resume: bool = False, wrap=lambda batches: batches, init=None, **changes
+) -> nnx.State:
     config = dataclasses.replace(TINY, data=data, train=dataclasses.replace(TINY.train, **changes))
     batches = wrap(train_batches(data, config.model))
-    return train(config, folder, batches, lambda: dev_batches(data, config.model), resume, progress=False)
+    return train(config, folder, batches, lambda: dev_batches(data, config.model), resume, False, init)
 
 
 @pytest.fixture(scope="module")
@@ -235,6 +237,19 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(data, whole, tmp_
     assert config.train == TINY.train
     for a, b in zip(jax.tree.leaves(nnx.state(lm, nnx.Param)), jax.tree.leaves(params), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_a_run_starts_from_the_parameters_it_is_given(data, whole, tmp_path):
+    given = first_parameters(whole[0], TINY)
+    params = run(data, tmp_path, init=given, steps=1, learning_rate=0.0, adam_learning_rate=0.0)
+    for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(whole[1]), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_parameters_of_another_config_are_no_start(whole):
+    wide = dataclasses.replace(TINY, model=dataclasses.replace(TINY.model, width=32))
+    with pytest.raises(CheckpointError, match=r"does not fit the config: model\.width is 16, not 32"):
+        first_parameters(whole[0], wide)
 
 
 def test_a_second_run_in_the_same_folder_is_refused(data, whole):

@@ -14,9 +14,10 @@ from toys import CODEC, lean, toy_voice
 from vadusa_jax.decode.modes import parse_mode
 from vadusa_jax.decode.prompts import TooLong
 from vadusa_jax.decode.tree import TreeError
+from vadusa_jax.model.folder import save_lm
 from vadusa_jax.speech.codec import new_codec
 from vadusa_jax.text import UnspeakableText
-from vadusa_jax.voice import Voice, save_lm
+from vadusa_jax.voice import Voice
 from vadusa_jax.weights import WeightsError
 
 TEXTS = ["Good morning.", "Where is the station?", "It rains."]

@@ -12,11 +12,11 @@ from vadusa_jax.config import Config, HeadsConfig, ModelConfig
 from vadusa_jax.decode.accept import EXACT, Greedy, Tolerance
 from vadusa_jax.decode.tree import Tree
 from vadusa_jax.decode.trees import FittedTree, Trees
+from vadusa_jax.model.folder import save_lm
 from vadusa_jax.model.heads import SpeechLM
 from vadusa_jax.speech.codec import new_codec
 from vadusa_jax.speech.fsq import CodecConfig
 from vadusa_jax.text import Vocabulary
-from vadusa_jax.voice import save_lm
 
 MODEL = ModelConfig(speech_vocab=19, text_vocab=12, layers=2, width=32, attention_heads=4, ffn=48, max_length=256)
 HEADS = HeadsConfig(count=4, layers=2)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from absl import app, flags
 
+from vadusa_jax.model.folder import save_lm
 from vadusa_jax.training.checkpoint import load_trained
-from vadusa_jax.voice import Voice, save_lm
+from vadusa_jax.voice import Voice
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Training run.", required=True)
 _CODEC = flags.DEFINE_string("codec", None, "Codec folder.", required=True)

@@ -16,8 +16,7 @@ from vadusa_jax.decode.fit import fit, fit_sizes, measure_hits, measure_step_s, 
 from vadusa_jax.decode.prompts import text_prompts
 from vadusa_jax.decode.trees import FittedTree, Trees, device_kind
 from vadusa_jax.text import SEP
-from vadusa_jax.training.checkpoint import load_trained
-from vadusa_jax.voice import load_lm
+from vadusa_jax.training.checkpoint import load_model
 
 _MODEL = flags.DEFINE_string("model", None, "Training run or voice folder.", required=True)
 _TOKENS = flags.DEFINE_string("tokens", None, "Token dataset.", required=True)
@@ -45,7 +44,7 @@ def table(fitted: dict[str, FittedTree], step_s: dict[int, float]) -> str:
 
 def main(_) -> None:
     folder = Path(_MODEL.value)
-    config, lm = load_lm(folder) if (folder / "model.safetensors").exists() else load_trained(folder)
+    config, lm = load_model(folder)
     phones = read_phones(_TOKENS.value, config.model, _SPLIT.value)[: _TEXTS.value]
     prompts = text_prompts(phones, SEP, range(len(phones)), 0, config)
     wide = wide_tree(config.heads.count, _NODES.value)  # the time of a step depends on size and depth, not on the nodes

@@ -17,11 +17,13 @@ from ml_collections import config_flags
 
 from vadusa_jax.config import Config, from_config_dict, load_config
 from vadusa_jax.data.batches import dev_batches, train_batches
+from vadusa_jax.training.checkpoint import first_parameters
 from vadusa_jax.training.loop import measure_step_s, train
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file; single values by --config.room.name=value.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for checkpoints and logs.", required=True)
 _RESUME = flags.DEFINE_bool("resume", False, "Go on from the newest checkpoint in the work folder, if there is one.")
+_INIT = flags.DEFINE_string("init", None, "Training run or voice folder whose model to start from; random by default.")
 _MINUTES = flags.DEFINE_float("minutes", None, "Choose train.steps so that training takes about this long here.")
 
 
@@ -44,7 +46,8 @@ def main(_) -> None:
     shutil.copyfile(Path(config.data.dir) / "vocabulary.json", folder / "vocabulary.json")
     began = time.monotonic()
     batches = train_batches(config.data, config.model, jax.process_index(), jax.process_count())
-    train(config, folder, batches, lambda: dev_batches(config.data, config.model), _RESUME.value)
+    init = first_parameters(Path(_INIT.value), config) if _INIT.value else None
+    train(config, folder, batches, lambda: dev_batches(config.data, config.model), _RESUME.value, init=init)
     print(f"trained to step {config.train.steps} in {(time.monotonic() - began) / 60:.1f} minutes: {folder}")
 
 

@@ -11,17 +11,16 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from flax import nnx
 
-from vadusa_jax.config import Config, load_config, save_config
+from vadusa_jax.config import Config
 from vadusa_jax.decode.loop import FINISH, Prompts, Settings, generate
 from vadusa_jax.decode.modes import Mode
 from vadusa_jax.decode.prompts import make_sampling, slots_for, text_prompts
 from vadusa_jax.decode.trees import Trees
+from vadusa_jax.model.folder import load_lm
 from vadusa_jax.model.heads import SpeechLM
 from vadusa_jax.speech import Codec, load_codec
 from vadusa_jax.text import SEP, Vocabulary, phonemize
-from vadusa_jax.weights import load_weights, save_weights
 
 DEMO_MODEL = Path(__file__).parent / "assets" / "demo"
 
@@ -132,17 +131,3 @@ class Voice:
             )
         wall_s = (time.perf_counter() - began) / len(texts)
         return [dataclasses.replace(one, wall_s=wall_s) for one in spoken]
-
-
-def load_lm(folder: Path) -> tuple[Config, SpeechLM]:
-    """The config and the language model of a voice's folder."""
-    config = load_config(folder)
-    lm = SpeechLM(config.model, config.heads, rngs=nnx.Rngs(0))
-    load_weights(lm, folder / "model.safetensors")
-    return config, lm
-
-
-def save_lm(folder: Path, config: Config, lm: SpeechLM) -> None:
-    """Writes `config.json` and `model.safetensors`."""
-    save_config(folder, config)
-    save_weights(lm, folder / "model.safetensors")

@@ -3,6 +3,7 @@
 A run's folder also holds `config.json` and `vocabulary.json`: what the parameters mean.
 """
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from flax import nnx
 from orbax.checkpoint import v1 as ocp
 
 from vadusa_jax.config import Config, load_config
+from vadusa_jax.model.folder import WEIGHTS, load_lm
 from vadusa_jax.model.heads import SpeechLM
 
 
@@ -77,6 +79,25 @@ def load_trained(folder: Path) -> tuple[Config, SpeechLM]:
     checkpoints.close()
     nnx.update(lm, params)
     return config, lm
+
+
+def load_model(folder: Path) -> tuple[Config, SpeechLM]:
+    """The config and the model of a voice's folder, or the newest of a training run."""
+    return load_lm(folder) if (folder / WEIGHTS).exists() else load_trained(folder)
+
+
+def first_parameters(folder: Path, config: Config) -> nnx.State:
+    """The parameters in `folder` to start a run of `config` from; CheckpointError names the fields that differ."""
+    found, lm = load_model(folder)
+    there, here = (_architecture(c) for c in (found, config))
+    if differing := [f"{name} is {there[name]}, not {here[name]}" for name in here if there[name] != here[name]]:
+        raise CheckpointError(f"{folder} does not fit the config: {'; '.join(differing)}")
+    return nnx.state(lm, nnx.Param)
+
+
+def _architecture(config: Config) -> dict[str, Any]:
+    model = {f"model.{name}": value for name, value in dataclasses.asdict(config.model).items()}
+    return model | {"heads.count": config.heads.count, "heads.layers": config.heads.layers}
 
 
 def _name(path: tuple) -> str:

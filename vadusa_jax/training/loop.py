@@ -31,6 +31,7 @@ def train(
     dev: Callable[[], Iterator[Batch]],
     resume: bool = False,
     progress: bool = True,
+    init: nnx.State | None = None,
 ) -> nnx.State:
     """Trains until step `config.train.steps` and returns the parameters.
 
@@ -41,8 +42,9 @@ def train(
         dev: makes one pass over the dev set.
         resume: go on from the newest checkpoint in `folder`, exactly: the same losses as without the interruption.
         progress: show a progress bar.
+        init: parameters to start from instead of random ones, as `first_parameters` reads them.
     """
-    mesh, graph, params, optimizer_state, train_step = begin(config)
+    mesh, graph, params, optimizer_state, train_step = begin(config, init)
     eval_step = make_eval_step(graph)
 
     checkpoints, start = Checkpoints(folder, config.train.keep), 0
@@ -74,11 +76,11 @@ def train(
     return params
 
 
-def begin(config: Config) -> tuple:
-    """The mesh, the model's graph, its new parameters and optimiser state on the mesh, and the compiled step."""
+def begin(config: Config, init: nnx.State | None = None) -> tuple:
+    """The mesh, the model's graph, its first parameters and optimiser state on the mesh, and the compiled step."""
     mesh = make_mesh(config.mesh)
     graph, params = make_model(config)
-    params = jax.device_put(params, replicated(mesh))
+    params = jax.device_put(params if init is None else init, replicated(mesh))
     optimizer = make_optimizer(config.train)
     optimizer_state = jax.device_put(optimizer.init(params), replicated(mesh))
     return mesh, graph, params, optimizer_state, make_train_step(config, optimizer, graph)
@@ -86,7 +88,7 @@ def begin(config: Config) -> tuple:
 
 def require_finite(params: nnx.State, step: int) -> None:
     """Raises TrainingDiverged before a broken state takes the place of a good one."""
-    if not math.isfinite(norm := float(optax.global_norm(params))):
+    if not math.isfinite(norm := float(optax.tree.norm(params))):
         raise TrainingDiverged(f"the parameters' norm is {norm} at step {step}; the last checkpoint is intact")
 
 

@@ -61,7 +61,7 @@ def make_train_step(config: Config, optimizer: optax.GradientTransformation, gra
 
         gradient, sums = jax.grad(loss, has_aux=True)(params)
         updates, optimizer_state = optimizer.update(gradient, optimizer_state, params)
-        return optax.apply_updates(params, updates), optimizer_state, sums, optax.global_norm(gradient)
+        return optax.apply_updates(params, updates), optimizer_state, sums, optax.tree.norm(gradient)
 
     return step
 

@@ -1,0 +1,25 @@
+"""A language model in a folder: `config.json` and `model.safetensors`."""
+
+from pathlib import Path
+
+from flax import nnx
+
+from vadusa_jax.config import Config, load_config, save_config
+from vadusa_jax.model.heads import SpeechLM
+from vadusa_jax.weights import load_weights, save_weights
+
+WEIGHTS = "model.safetensors"
+
+
+def load_lm(folder: Path) -> tuple[Config, SpeechLM]:
+    """The config and the language model in a folder."""
+    config = load_config(folder)
+    lm = SpeechLM(config.model, config.heads, rngs=nnx.Rngs(0))
+    load_weights(lm, folder / WEIGHTS)
+    return config, lm
+
+
+def save_lm(folder: Path, config: Config, lm: SpeechLM) -> None:
+    """Writes `config.json` and `model.safetensors`."""
+    save_config(folder, config)
+    save_weights(lm, folder / WEIGHTS)
