@@ -22,7 +22,6 @@ from vadusa_jax.evaluation.clips import (
     reference_clips,
     save_wave,
     speak,
-    split_speakable,
     timed,
 )
 from vadusa_jax.evaluation.metrics import Errors, count_errors, wer_interval
@@ -235,14 +234,6 @@ def test_waves_are_written_whole_or_not_at_all(tmp_path):
         save_wave(path, None, RATE)
     assert list(path.parent.glob("*.wav")) == [path]
     np.testing.assert_allclose(soundfile.read(path)[0], wave_P)
-
-
-def test_unspeakable_sentences_are_set_aside():
-    """Case 18, for a whole file: one bad line ends nothing."""
-    texts = ["Hello there.", "...", "\N{GRINNING FACE}", "Good bye."]
-    speakable, unspeakable = split_speakable([Sentence(str(i), text) for i, text in enumerate(texts)])
-    assert [s.text for s in speakable] == ["Hello there.", "Good bye."]
-    assert len(unspeakable) == 2
 
 
 # Test sets

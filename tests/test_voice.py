@@ -14,6 +14,8 @@ from toys import CODEC, lean, toy_voice
 from vadusa_jax.decode.modes import parse_mode
 from vadusa_jax.decode.prompts import TooLong
 from vadusa_jax.decode.tree import TreeError
+from vadusa_jax.evaluation.clips import split_speakable
+from vadusa_jax.evaluation.testsets import Sentence
 from vadusa_jax.model.folder import save_lm
 from vadusa_jax.speech.codec import new_codec
 from vadusa_jax.text import UnspeakableText
@@ -94,6 +96,15 @@ def test_a_text_that_leaves_no_room_for_speech_is_named(voice):
         voice.speak(["A long way to go. " * 60], EXACT)
 
 
+def test_what_cannot_be_spoken_is_set_aside_with_the_reason(voice):
+    """Case 18, for a whole file: one bad line ends nothing."""
+    texts = ["Hello there.", "...", "\N{GRINNING FACE}", "A long way to go. " * 60, "Good bye."]
+    kept, set_aside = split_speakable(voice, [Sentence(str(i), text) for i, text in enumerate(texts)])
+    assert [s.text for s in kept] == ["Hello there.", "Good bye."]
+    assert [s.id for s, _ in set_aside] == ["1", "2", "3"]
+    assert "letters" in set_aside[0][1] and "max_length of 512" in set_aside[2][1]
+
+
 # folders
 
 
@@ -140,12 +151,13 @@ def test_weights_of_another_config_are_named_with_both_shapes(folder, tmp_path):
 @pytest.mark.slow
 def test_synthesize_speaks_a_file_and_counts_what_it_skips(folder, tmp_path):
     lines, out = tmp_path / "lines.txt", tmp_path / "out"
-    lines.write_text("Good morning.\n\n...\n  \nIt rains.\n你好\n", encoding="utf-8")
+    long = "A long way to go. " * 60
+    lines.write_text(f"Good morning.\n\n...\n  \nIt rains.\n{long}\n你好\n", encoding="utf-8")
     flags = f"--model {folder} --text_file {lines} --out {out} --mode exact --nodes 4 --seed 1 --batch 2 --top_k 5"
     command = [sys.executable, "-m", "vadusa_jax.synthesize", *flags.split(), "--text", "Where is the station?"]
     ran = subprocess.run(command, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
-    assert "2 lines skipped" in ran.stdout and "3 texts" in ran.stdout
+    assert "3 lines skipped" in ran.stdout and "split the text" in ran.stdout and "3 texts" in ran.stdout
     records = json.loads((out / "spoken.json").read_text())
     assert [record["text"] for record in records] == ["Where is the station?", "Good morning.", "It rains."]
     assert {path.name for path in out.iterdir()} == {"spoken.json", *(record["wav"] for record in records)}

@@ -30,11 +30,11 @@ def main(argv: list[str]) -> None:
     logging.set_verbosity(logging.WARNING)
     out, modes = Path(OUT.value), {name: parse_mode(name) for name in MODES.value}
     sentences = [Sentence(f"say{i}", text) for i, text in enumerate(SAY.value, 1)] or load_testset("heldout")[:5]
-    speakable, unspeakable = split_speakable(sentences)
-    if unspeakable:
-        raise app.UsageError(f"there is nothing to pronounce in --say {unspeakable[0].text!r}")
-
     voice = Voice.load(MODEL.value)
+    speakable, set_aside = split_speakable(voice, sentences)
+    if set_aside:
+        raise app.UsageError(f"--say: {set_aside[0][1]}")
+
     ran = {name: conditions(voice, mode, batch=1) for name, mode in modes.items()}
     clips = speak(voice, speakable, modes, SEEDS.value, out)
     table = rows(score(clips, Recogniser()), ran)

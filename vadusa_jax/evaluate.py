@@ -38,10 +38,10 @@ def main(argv: list[str]) -> None:
     logging.set_verbosity(logging.WARNING)
     out, modes = Path(OUT.value), {name: parse_mode(name, nodes=NODES.value) for name in MODES.value}
     sentences, blank = read_sentences(TEXTS.value)
-    speakable, unspeakable = split_speakable(sentences[: LIMIT.value])
-    if not speakable:
-        raise app.UsageError(f"no sentence in {TEXTS.value} can be spoken ({blank} blank, {len(unspeakable)} others)")
     voice = Voice.load(MODEL.value)
+    speakable, set_aside = split_speakable(voice, sentences[: LIMIT.value])
+    if not speakable:
+        raise app.UsageError(f"no sentence in {TEXTS.value} can be spoken ({blank} blank, {len(set_aside)} others)")
     ran = {name: conditions(voice, mode, BATCH.value) for name, mode in modes.items()}
 
     clips = reference_clips(speakable, voice.codec, out / "wav")
@@ -56,10 +56,10 @@ def main(argv: list[str]) -> None:
     plots.plot_spectrograms(out / "spectrograms.png", [c for c in clips if c.spoken][: len(modes)])
     facts = {
         "command": f"`python -m vadusa_jax.evaluate {' '.join(sys.argv[1:])}`",
-        "sentences": f"{len(speakable)} spoken, {blank} blank lines and {len(unspeakable)} unspeakable ones skipped",
+        "sentences": f"{len(speakable)} spoken, {blank} blank lines and {len(set_aside)} others skipped",
         "recogniser": RECOGNISER.value or "Whisper tiny.en, int8, temperature 0",
     }
-    facts |= {f"not spoken ({sentence.id})": repr(sentence.text) for sentence in unspeakable}
+    facts |= {f"not spoken ({sentence.id})": why for sentence, why in set_aside}
     report.write_text(out / "report.md", report.report("Evaluation", facts, table, utterances))
     print(report.markdown_table(table, report.SUMMARY))
     print(f"Report: {out / 'report.md'}, with its pictures and tables beside it\nWAVs:   {out / 'wav'}/MODE/seedN/")

@@ -4,7 +4,7 @@
     python -m vadusa_jax.synthesize --text_file lines.txt --mode tolerance --tolerance 3 --out out/speech
 
 Writes one WAV per text (0000.wav, 0001.wav, ...) and `spoken.json`. In a file every line is a text; blank lines are
-skipped, and lines without anything to pronounce are skipped and counted.
+skipped, and lines that cannot be spoken are skipped, counted and named with the reason.
 """
 
 import dataclasses
@@ -16,7 +16,6 @@ from absl import app, flags
 from tqdm import tqdm
 
 from vadusa_jax.decode.modes import parse_mode
-from vadusa_jax.text import speakable
 from vadusa_jax.voice import DEMO_MODEL, Voice
 
 _TEXT = flags.DEFINE_multi_string("text", [], "Text to speak; may be given several times.")
@@ -37,17 +36,18 @@ _OUT = flags.DEFINE_string("out", "out/speech", "Folder for the WAVs.")
 
 
 def main(_) -> None:
-    texts = list(_TEXT.value)
+    voice, texts = with_settings(Voice.load(_MODEL.value)), list(_TEXT.value)
     if _TEXT_FILE.value:
         lines = Path(_TEXT_FILE.value).read_text(encoding="utf-8").splitlines()
         lines = [line for line in lines if line.strip()]
-        kept = [line for line in lines if speakable(line)]
-        print(f"{_TEXT_FILE.value}: {len(lines) - len(kept)} lines skipped")
-        texts += kept
+        complaints = [voice.complaint(line) for line in lines]
+        texts += [line for line, why in zip(lines, complaints, strict=True) if not why]
+        skipped = [f"{line[:60]!r}: {why}" for line, why in zip(lines, complaints, strict=True) if why]
+        print(f"{_TEXT_FILE.value}: {len(skipped)} lines skipped", *skipped, sep="\n  ")
     if not texts:
         raise app.UsageError("nothing to say: give --text or --text_file")
     name = f"tolerance:{_TOLERANCE.value}" if _MODE.value == "tolerance" else _MODE.value
-    mode, voice, out = parse_mode(name, _NODES.value), with_settings(Voice.load(_MODEL.value)), Path(_OUT.value)
+    mode, out = parse_mode(name, _NODES.value), Path(_OUT.value)
     out.mkdir(parents=True, exist_ok=True)
     records = []
     for i in tqdm(range(0, len(texts), _BATCH.value), "speak", disable=None):

@@ -98,14 +98,6 @@ def phonemize(text: str) -> str:
     return phones
 
 
-def speakable(text: str) -> bool:
-    """Whether there is anything to pronounce in the text."""
-    try:
-        return bool(phonemize(text))
-    except UnspeakableText:
-        return False
-
-
 def _speak(piece: str) -> str:
     if not piece:
         return ""

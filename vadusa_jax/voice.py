@@ -15,12 +15,12 @@ import numpy as np
 from vadusa_jax.config import Config
 from vadusa_jax.decode.loop import FINISH, Prompts, Settings, generate
 from vadusa_jax.decode.modes import Mode
-from vadusa_jax.decode.prompts import make_sampling, slots_for, text_prompts
+from vadusa_jax.decode.prompts import TooLong, make_sampling, slots_for, text_prompts, token_limit
 from vadusa_jax.decode.trees import Trees
 from vadusa_jax.model.folder import load_lm
 from vadusa_jax.model.heads import SpeechLM
 from vadusa_jax.speech import Codec, load_codec
-from vadusa_jax.text import SEP, Vocabulary, phonemize
+from vadusa_jax.text import SEP, UnspeakableText, Vocabulary, phonemize
 
 DEMO_MODEL = Path(__file__).parent / "assets" / "demo"
 
@@ -93,6 +93,14 @@ class Voice:
         for i in range(0, len(texts), batch):
             spoken += self._speak_batch(texts[i : i + batch], phones[i : i + batch], mode, seed, heads)
         return spoken
+
+    def complaint(self, text: str) -> str | None:
+        """Why the text cannot be spoken (nothing to pronounce, too long), or None."""
+        try:
+            token_limit(len(phonemize(text)), self.config.decode, self.config.model)
+        except (UnspeakableText, TooLong) as error:
+            return str(error)
+        return None
 
     def prompts(self, texts: Sequence[str], phones: Sequence[str], seed: int) -> Prompts:
         """The texts as one batch for the decode loop; a text's own bytes number its row."""

@@ -13,7 +13,6 @@ import soundfile
 from tqdm import tqdm
 
 from vadusa_jax.evaluation.testsets import Sentence
-from vadusa_jax.text import speakable
 
 TRUTH, CODEC = "ground_truth", "codec"  # they frame the modes: what the recogniser makes of perfect speech and tokens
 
@@ -36,11 +35,14 @@ class Clip:
         return len(self.wave_P) / self.sample_rate
 
 
-def split_speakable(sentences: Iterable[Sentence]) -> tuple[list[Sentence], list[Sentence]]:
-    """(speakable, unspeakable): one bad line must not end a run over many."""
+def split_speakable(voice: Any, sentences: Iterable[Sentence]) -> tuple[list[Sentence], list[tuple[Sentence, str]]]:
+    """What the voice can speak, and the others with the reason: one bad line must not end a run over many."""
     kept, set_aside = [], []
     for sentence in sentences:
-        (kept if speakable(sentence.text) else set_aside).append(sentence)
+        if why := voice.complaint(sentence.text):
+            set_aside.append((sentence, why))
+        else:
+            kept.append(sentence)
     return kept, set_aside
 
 
