@@ -80,7 +80,7 @@ def test_evaluate(command, tmp_path):
 @pytest.mark.slow
 def test_demo(command, tmp_path):
     first, second = (sentence.text for sentence in load_testset("heldout")[:2])  # shapes that evaluate has compiled
-    ran = command("demo", "--say", first, "--say", second, "--out", tmp_path / "out")
+    ran = command("demo", "--say", first, "--say", second, "--nodes", 8, "--out", tmp_path / "out")
     assert ran.returncode == 0, ran.stderr
     waves = {f"{mode}/seed0/say{i}.wav" for mode in ("ar", "exact", "tolerance-3") for i in (1, 2)}
     assert files(tmp_path / "out") == waves | {"results.json", "acceptance.png", "spectrograms.png"}

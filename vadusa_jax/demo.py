@@ -22,13 +22,14 @@ SAY = flags.DEFINE_multi_string("say", [], "Text to speak, once or more; five he
 MODEL = flags.DEFINE_string("model", str(DEMO_MODEL), "Model folder.")
 OUT = flags.DEFINE_string("out", "out/demo", "Where the results go.")
 MODES = flags.DEFINE_list("modes", ["ar", "exact", "tolerance:3"], "Modes to compare.")
+NODES = flags.DEFINE_integer("nodes", 12, "Tree nodes of the modes that name none.", lower_bound=1)
 SEEDS = flags.DEFINE_integer("seeds", 1, "How often each sentence is spoken.", lower_bound=1)
 
 
 def main(argv: list[str]) -> None:
     del argv
     logging.set_verbosity(logging.WARNING)
-    out, modes = Path(OUT.value), {name: parse_mode(name) for name in MODES.value}
+    out, modes = Path(OUT.value), {name: parse_mode(name, NODES.value) for name in MODES.value}
     sentences = [Sentence(f"say{i}", text) for i, text in enumerate(SAY.value, 1)] or load_testset("heldout")[:5]
     voice = Voice.load(MODEL.value)
     speakable, set_aside = split_speakable(voice, sentences)
