@@ -6,7 +6,7 @@ or this stage alone:
 
     python -m vadusa_jax.train --config configs/demo.py --workdir out/demo_train/train
 
-Expect a dev loss of the LM head near 1.0 nats (see the model card in vadusa_jax/assets/demo).
+Expect a dev loss of the LM head near 2.1 nats (see the model card in vadusa_jax/assets/demo).
 """
 
 from ml_collections import ConfigDict

@@ -5,7 +5,7 @@
 #
 #   --minutes N  bounds all training together (default 120): a fifth for the codec, a fifth for its vocoder, the rest
 #                for backbone and heads
-#   --hours H    hours of speech to make (default 4)
+#   --hours H    hours of speech to make (default 16; a model of this size overfits on 5)
 #   --out DIR    where everything goes (default out/demo_train); the finished voice is DIR/voice
 #   --dry-run    prints the commands and runs none of them
 #
@@ -14,7 +14,7 @@
 # Environment: PYTHON (3.11 or newer), VADUSA_VENV (default .venv); MINUTES, HOURS and OUT stand for the flags.
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 
-MINUTES=${MINUTES:-120} HOURS=${HOURS:-4} OUT=${OUT:-out/demo_train} DRY_RUN=
+MINUTES=${MINUTES:-120} HOURS=${HOURS:-16} OUT=${OUT:-out/demo_train} DRY_RUN=
 while (($#)); do
     case $1 in
         --minutes | --hours | --out)
