@@ -9,6 +9,7 @@ Shape letters used in names all over the project (`h_BTD` is an array [B, T, D])
     F feed-forward width      S slots of the KV cache  V speech vocabulary + 1 (EOS)
     K draft heads             R ranks kept per draft head
     P waveform samples        M mel bands              C channels of a convolution
+    G heads of all rows, BxN  J positions of a path through the tree
 """
 
 import dataclasses
