@@ -16,8 +16,8 @@ from toys import HEADS, MODEL, lean, random_tree, toy_model
 from vadusa_jax.config import Config, DecodeConfig, TrainConfig
 from vadusa_jax.decode.accept import EXACT, Greedy, Rule, Tolerance
 from vadusa_jax.decode.fit import RANKS, fit, measure_hits, say_plainly
-from vadusa_jax.decode.loop import Prompts, Settings, generate, slots_needed
-from vadusa_jax.decode.prompts import TooLong, make_prompts, make_sampling, text_prompt, token_limit
+from vadusa_jax.decode.loop import Prompts, advance, generate, prefill, slots_needed
+from vadusa_jax.decode.prompts import TooLong, make_prompts, make_settings, text_prompt, token_limit
 from vadusa_jax.decode.tree import ROOT, Tree
 from vadusa_jax.model import cache as kv
 from vadusa_jax.model.heads import SpeechLM
@@ -49,7 +49,7 @@ def random_prompts(rng: np.random.Generator, rows: int = BATCH, longest: int = 6
 def speak(
     lm: SpeechLM, prompts: Prompts, tree: Tree = ROOT, rule: Rule = EXACT, slots: int = SLOTS, **rest
 ) -> list[Row]:
-    settings = Settings(tree, rule, make_sampling(DECODE), REPEATS, **rest)
+    settings = make_settings(tree, rule, DECODE, **rest)
     state = jax.device_get(generate(lm, prompts, settings=settings, slots=slots))
     rows = []
     for b, count in enumerate(state.count_B):
@@ -151,9 +151,10 @@ def test_a_pass_over_the_tree_equals_a_pass_over_every_path(x64, tolerance):
 @pytest.mark.parametrize("tree", [ROOT, Tree(((), (0,))), TREE], ids=len)
 @pytest.mark.parametrize("rows", [1, 3])
 def test_no_step_copies_the_cache(lm, tree, rows):
-    prompts = make_prompts([[20, 21, 22]] * rows, [40] * rows, range(rows), 0)
-    settings = Settings(tree, EXACT, make_sampling(DECODE), REPEATS)
-    compiled = generate.lower(lm, prompts, settings=settings, slots=SLOTS).compile().as_text()
+    prompts = make_prompts([[20, 21, 22]] * rows, [40] * rows, range(rows), 0, DECODE)
+    settings = make_settings(tree, EXACT, DECODE)
+    state = prefill(lm, prompts, settings=settings, slots=SLOTS)
+    compiled = advance.lower(lm, prompts, state, settings=settings).compile().as_text()
     shape = f"f32[{rows * MODEL.attention_heads},{SLOTS},{MODEL.width // MODEL.attention_heads}]"
     steps, _ = compiled.split("ENTRY ")  # all that the loop calls comes before the entry computation
     assert shape in steps
@@ -169,7 +170,7 @@ def test_drafts_never_change_what_is_said_on_a_thousand_prompts(lm):
     tokens = 0
     for seed in range(125):
         limits = rng.integers(1, 40, BATCH)
-        prompts = make_prompts(random_prompts(rng), limits, rng.integers(0, 10**6, BATCH), seed)
+        prompts = make_prompts(random_prompts(rng), limits, rng.integers(0, 10**6, BATCH), seed, DECODE)
         plain = speak(lm, prompts)
         tokens += sum(len(row.tokens) for row in plain)
         for tree in trees if seed < 15 else trees[:1]:
@@ -185,21 +186,21 @@ def test_drafts_never_change_what_is_said_on_a_thousand_prompts(lm):
 @given(st.integers(0, 10**6))
 def test_greedy_speculation_equals_greedy_decoding(lm, seed):
     rng = np.random.default_rng(seed)
-    prompts = make_prompts(random_prompts(rng), [40] * BATCH, range(BATCH), seed)
+    prompts = make_prompts(random_prompts(rng), [40] * BATCH, range(BATCH), seed, DECODE)
     assert said(speak(lm, prompts, TREE, Greedy())) == said(speak(lm, prompts, ROOT, Greedy()))
 
 
 @settings(max_examples=5)
 @given(st.integers(0, 10**6))
 def test_coupling_drafts_to_the_noise_changes_the_steps_alone(lm, seed):
-    prompts = make_prompts(random_prompts(np.random.default_rng(seed)), [40] * BATCH, range(BATCH), seed)
+    prompts = make_prompts(random_prompts(np.random.default_rng(seed)), [40] * BATCH, range(BATCH), seed, DECODE)
     coupled, uncoupled = speak(lm, prompts, TREE), speak(lm, prompts, TREE, coupled=False)
     assert said(coupled) == said(uncoupled)
     assert sum(row.passes for row in coupled) < sum(row.passes for row in uncoupled)
 
 
 def test_a_tolerance_ends_rows_as_exact_decoding_does_in_fewer_steps(lm):
-    prompts = make_prompts(random_prompts(np.random.default_rng(1)), [40] * BATCH, range(BATCH), 0)
+    prompts = make_prompts(random_prompts(np.random.default_rng(1)), [40] * BATCH, range(BATCH), 0, DECODE)
     rows, exact = speak(lm, prompts, TREE, Tolerance(3)), speak(lm, prompts, TREE)
     for row in rows:
         check_row(row, 40, TREE)
@@ -209,7 +210,7 @@ def test_a_tolerance_ends_rows_as_exact_decoding_does_in_fewer_steps(lm):
 
 def test_equality_holds_over_two_thousand_tokens():
     lm = lean(toy_model(), MODEL.eos, -60.0)
-    prompts, slots = make_prompts([[20, 21, 22]], [2100], [0], 0), slots_needed(3, 2100, TREE)
+    prompts, slots = make_prompts([[20, 21, 22]], [2100], [0], 0, DECODE), slots_needed(3, 2100, TREE)
     plain, fast = speak(lm, prompts, slots=slots), speak(lm, prompts, TREE, slots=slots)
     assert said(fast) == said(plain)
     assert len(plain[0].tokens) == 2100 and plain[0].finish == LENGTH
@@ -226,7 +227,7 @@ def test_ragged_batches_equal_each_row_alone(lm):
     limits[2], tokens[3] = 1, tokens[3][:1]
 
     def rows(model: SpeechLM, which: list[int]) -> list[Row]:
-        return speak(model, make_prompts([tokens[i] for i in which], limits[which], numbers[which], 0), TREE)
+        return speak(model, make_prompts([tokens[i] for i in which], limits[which], numbers[which], 0, DECODE), TREE)
 
     for model in (lm, eager):
         alone = [rows(model, [i])[0] for i in range(7)]
@@ -244,7 +245,7 @@ def test_ragged_batches_equal_each_row_alone(lm):
 def test_nothing_follows_eos_at_any_depth_of_the_tree():
     lm, depths = learned(by=1, cycle=MODEL.output_vocab), set()  # after the last speech token it counts on to EOS
     for seed in range(12):
-        prompts = make_prompts([[i, i + 1] for i in range(BATCH)], [60] * BATCH, range(BATCH), seed)
+        prompts = make_prompts([[i, i + 1] for i in range(BATCH)], [60] * BATCH, range(BATCH), seed, DECODE)
         plain, fast = speak(lm, prompts), speak(lm, prompts, TREE)
         assert said(fast) == said(plain)
         for row in fast:
@@ -255,7 +256,7 @@ def test_nothing_follows_eos_at_any_depth_of_the_tree():
 
 
 def test_an_immediate_eos_is_a_result_of_one_pass():
-    prompts = make_prompts(random_prompts(np.random.default_rng(0)), [60] * BATCH, range(BATCH), 0)
+    prompts = make_prompts(random_prompts(np.random.default_rng(0)), [60] * BATCH, range(BATCH), 0, DECODE)
     for tree in (ROOT, TREE):
         rows = speak(lean(toy_model(), MODEL.eos, 100.0), prompts, tree)
         assert rows == [Row((MODEL.eos,), (0,), 1, EOS)] * BATCH
@@ -264,10 +265,10 @@ def test_an_immediate_eos_is_a_result_of_one_pass():
 def test_a_limit_within_one_tree_stops_cleanly_and_writes_nowhere_else():
     lm = lean(toy_model(), MODEL.eos, -60.0)
     tokens = [list(range(1, 11))] * BATCH
-    whole = speak(lm, make_prompts(tokens, [40] * BATCH, [0] * BATCH, 0))[0].tokens
+    whole = speak(lm, make_prompts(tokens, [40] * BATCH, [0] * BATCH, 0, DECODE))[0].tokens
     for tree, slots in ((ROOT, SLOTS), (TREE, SLOTS), (TREE, slots_needed(10, BATCH, TREE))):
         limits = list(range(1, BATCH + 1))
-        rows = speak(lm, make_prompts(tokens, limits, [0] * BATCH, 0), tree, slots=slots)
+        rows = speak(lm, make_prompts(tokens, limits, [0] * BATCH, 0, DECODE), tree, slots=slots)
         for row, limit in zip(rows, limits, strict=True):
             check_row(row, limit, tree)
             assert (row.tokens, row.finish) == (whole[:limit], LENGTH)
@@ -288,7 +289,7 @@ def test_the_limit_of_a_text_is_the_room_that_the_model_has():
 def test_the_repeat_guard_ends_at_the_same_token_with_and_without_drafts(stuck, rule):
     finishes, inside = set(), set()
     for seed in range(8):
-        prompts = make_prompts([[i, i] for i in range(BATCH)], [60] * BATCH, range(BATCH), seed)
+        prompts = make_prompts([[i, i] for i in range(BATCH)], [60] * BATCH, range(BATCH), seed, DECODE)
         plain, fast = (speak(stuck, prompts, tree, rule) for tree in (ROOT, TREE))
         assert said(fast) == said(plain)
         for row in fast:
@@ -321,7 +322,7 @@ def walk(tree: Tree, hits_MKR: np.ndarray) -> int:
 @pytest.mark.parametrize("rule", [EXACT, Greedy()])
 def test_live_steps_are_those_that_the_measured_hits_predict(trained, rule):
     tokens = [[i, i + 1, i + 2] for i in range(BATCH)]
-    prompts = make_prompts(tokens, [100] * BATCH, range(BATCH), 0)
+    prompts = make_prompts(tokens, [100] * BATCH, range(BATCH), 0, DECODE)
     counts = [len(row.tokens) - 1 for row in speak(trained, prompts, ROOT, rule)]
     hits_MKR = hits(trained, prompts, rule)
     assert hits_MKR.shape == (sum(counts), HEADS.count, RANKS)
@@ -333,7 +334,7 @@ def test_live_steps_are_those_that_the_measured_hits_predict(trained, rule):
 
 
 def test_a_fitted_tree_commits_what_its_fit_expects(trained):
-    prompts = make_prompts([[i, i + 1, i + 2] for i in range(BATCH)], [100] * BATCH, range(BATCH), 0)
+    prompts = make_prompts([[i, i + 1, i + 2] for i in range(BATCH)], [100] * BATCH, range(BATCH), 0, DECODE)
     fitted = fit(hits(trained, prompts, EXACT), len(TREE), {1: 1.0, len(TREE): 1.0})
     rows = speak(trained, prompts, fitted.tree)
     assert said(rows) == said(speak(trained, prompts, TREE))
@@ -344,6 +345,6 @@ def test_a_fitted_tree_commits_what_its_fit_expects(trained):
 
 def test_a_measured_accuracy_is_the_accuracy_of_the_heads(trained):
     """Greedy hits at rank 0 are plain top-1 accuracy on what the model says: no serving error hides in between."""
-    prompts = make_prompts([[i, i + 1, i + 2] for i in range(BATCH)], [100] * BATCH, range(BATCH), 0)
+    prompts = make_prompts([[i, i + 1, i + 2] for i in range(BATCH)], [100] * BATCH, range(BATCH), 0, DECODE)
     hits_MKR = hits(trained, prompts, Greedy())
     assert hits_MKR[:, :, 0].mean() > 0.9

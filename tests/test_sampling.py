@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special, stats
 
-from vadusa_jax.decode.accept import EXACT, Greedy, Tolerance, rank_drafts
+from vadusa_jax.decode.accept import EXACT, Greedy, Position, Tolerance, draw
+from vadusa_jax.decode.draft import rank_drafts
 from vadusa_jax.decode.sampling import Sampling, keyed_noise, row_keys
 
 V = 12
@@ -65,7 +66,7 @@ def check_counts(token_M: np.ndarray, p_V: np.ndarray) -> None:
 def test_keyed_draws_follow_the_filtered_distribution(sampling):
     log_p_V = sampling.log_probs(jnp.asarray(random_logits(3)) / 2)
     noise_MXV = noise(row_keys(0, np.arange(4)), np.arange(20_000).reshape(4, -1)).reshape(-1, 4, V)
-    drawn_MA = np.asarray(Tolerance(4).allowed(jnp.broadcast_to(log_p_V, (len(noise_MXV), V)), noise_MXV))
+    drawn_MA = np.asarray(draw(Position(jnp.broadcast_to(log_p_V, (len(noise_MXV), V)), noise_MXV), 4))
     p_V = np.exp(np.asarray(log_p_V, np.float64))
     p_V /= p_V.sum()
     for a in range(4):
@@ -109,9 +110,9 @@ def positions(seed: int, draws: int) -> tuple[jax.Array, jax.Array]:
 @given(seeds)
 def test_a_larger_tolerance_allows_more_and_says_the_same_unaided(seed):
     log_p_JV, noise_JXV = positions(seed, 4)
-    most_JA = Tolerance(4).allowed(log_p_JV, noise_JXV)
+    most_JA = draw(Position(log_p_JV, noise_JXV), 4)
     for draws in range(1, 4):
-        np.testing.assert_array_equal(Tolerance(draws).allowed(log_p_JV, noise_JXV[:, :draws]), most_JA[:, :draws])
+        np.testing.assert_array_equal(draw(Position(log_p_JV, noise_JXV[:, :draws]), draws), most_JA[:, :draws])
 
 
 def test_no_tolerance_below_one():
@@ -123,7 +124,7 @@ def test_no_tolerance_below_one():
 @given(seeds, st.sampled_from([1, 2, 4]))
 def test_a_head_that_is_right_guesses_exactly_the_draws(seed, draws):
     log_p_JV, noise_JXV = positions(seed, draws)
-    drawn_JA = np.asarray(Tolerance(draws).allowed(log_p_JV, noise_JXV))
+    drawn_JA = np.asarray(draw(Position(log_p_JV, noise_JXV), draws))
     guess_JR = np.asarray(rank_drafts(log_p_JV, noise_JXV, V))
     for log_p_V, drawn_A, guess_R in zip(np.asarray(log_p_JV), drawn_JA, guess_JR, strict=True):
         winners = set(drawn_A.tolist())
@@ -136,7 +137,7 @@ def test_a_head_that_is_right_guesses_exactly_the_draws(seed, draws):
 def test_a_rare_draw_is_guessed_first_however_narrowly_it_wins():
     log_p_V = jnp.log(jnp.array([0.99, 1e-4, *[(0.01 - 1e-4) / (V - 2)] * (V - 2)]))
     noise_XV = jnp.zeros((1, V)).at[0, 1].set(log_p_V[0] - log_p_V[1] + 1e-4)
-    assert Tolerance(1).allowed(log_p_V, noise_XV).tolist() == [1]
+    assert draw(Position(log_p_V, noise_XV), 1).tolist() == [1]
     assert rank_drafts(log_p_V, noise_XV, 3).tolist()[:2] == [1, 0]
 
 
@@ -146,7 +147,7 @@ def test_without_noise_a_head_guesses_its_likeliest_tokens(seed):
     log_q_JV, noise_JXV = positions(seed, 0)
     guess_JR = rank_drafts(log_q_JV, noise_JXV, 6)
     np.testing.assert_array_equal(guess_JR, np.argsort(-np.asarray(log_q_JV), axis=-1, stable=True)[:, :6])
-    np.testing.assert_array_equal(Greedy().allowed(log_q_JV, noise_JXV), guess_JR[:, :1])
+    np.testing.assert_array_equal(Greedy().say(Position(log_q_JV, noise_JXV), None), guess_JR[:, 0])
 
 
 def test_the_rules_have_the_names_that_trees_are_stored_under():

@@ -51,8 +51,9 @@ class ModelConfig:
 
 @dataclasses.dataclass(frozen=True)
 class HeadsConfig:
-    """Medusa draft heads and their loss: CE_lm + loss_weight * sum_k decay^(k-1) CE_k."""
+    """Draft heads and their loss: CE_lm + loss_weight * sum_k decay^(k-1) CE_k."""
 
+    kind: str = "medusa"  # "medusa": heads that guess independently; "hydra": each sees what was drafted before it
     count: int = 6
     layers: int = 1
     loss_weight: float = 0.2
@@ -66,7 +67,10 @@ class DecodeConfig:
     temperature: float = 0.8
     top_k: int = 25  # 0: off
     top_p: float = 1.0  # 1: off
-    extra_tokens: int = 75  # a text of n phones may say extra_tokens + tokens_per_phone * n; then it ends: `length`
+    repeat_window: int = 0  # repetition-aware sampling looks back so many tokens; 0: off
+    repeat_ratio: float = 0.1  # and draws a token again that makes up at least this share of them
+    least_per_phone: float = 0.5  # a text of n phones says at least least_per_phone * n tokens before EOS
+    extra_tokens: int = 75  # and at most extra_tokens + tokens_per_phone * n; then it ends: `length`
     tokens_per_phone: float = 6.0
     repeat_limit: int = 100  # one token this often in a row ends with `repeat`
 

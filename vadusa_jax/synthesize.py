@@ -49,16 +49,16 @@ def main(_) -> None:
     name = f"tolerance:{_TOLERANCE.value}" if _MODE.value == "tolerance" else _MODE.value
     mode, out = parse_mode(name, _NODES.value), Path(_OUT.value)
     out.mkdir(parents=True, exist_ok=True)
-    records = []
-    for i in tqdm(range(0, len(texts), _BATCH.value), "speak", disable=None):
-        for spoken in voice.speak(texts[i : i + _BATCH.value], mode, _SEED.value, heads=_HEADS.value):
-            path = out / f"{len(records):04d}.wav"
-            soundfile.write(path, spoken.wave, spoken.sample_rate)
-            seconds = len(spoken.wave) / spoken.sample_rate
-            records.append(
-                {"wav": path.name, "text": spoken.text, "seconds": seconds, "wall_s": spoken.wall_s}
-                | {"finish": spoken.finish, "tokens": len(spoken.tokens), "steps": spoken.steps}
-            )
+    records = [{}] * len(texts)
+    each = voice.speak_each(texts, mode, _SEED.value, _BATCH.value, heads=_HEADS.value)
+    for i, spoken in tqdm(each, "speak", total=len(texts), disable=None):  # in the order in which they are finished
+        path = out / f"{i:04d}.wav"
+        soundfile.write(path, spoken.wave, spoken.sample_rate)
+        seconds = len(spoken.wave) / spoken.sample_rate
+        records[i] = {
+            **{"wav": path.name, "text": spoken.text, "seconds": seconds, "wall_s": spoken.wall_s},
+            **{"finish": spoken.finish, "tokens": len(spoken.tokens), "steps": spoken.steps},
+        }
     (out / "spoken.json").write_text(json.dumps(records, indent=2) + "\n")
     seconds, wall_s = (sum(r[key] for r in records) for key in ("seconds", "wall_s"))
     print(f"{len(records)} texts, {seconds:.1f} s of speech in {wall_s:.1f} s (compilation included): {out}")

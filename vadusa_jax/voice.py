@@ -6,16 +6,16 @@ config.json  vocabulary.json  model.safetensors  trees.json  codec/  card.md
 import dataclasses
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import jax
 import numpy as np
 
 from vadusa_jax.config import Config
-from vadusa_jax.decode.loop import FINISH, Prompts, Settings, generate
+from vadusa_jax.decode.loop import Prompts, Settings
 from vadusa_jax.decode.modes import Mode
-from vadusa_jax.decode.prompts import TooLong, make_sampling, slots_for, text_prompts, token_limit
+from vadusa_jax.decode.prompts import TooLong, make_settings, text_prompts, token_limit
+from vadusa_jax.decode.queue import decode_each
 from vadusa_jax.decode.trees import Trees
 from vadusa_jax.model.folder import load_lm
 from vadusa_jax.model.heads import SpeechLM
@@ -37,7 +37,7 @@ class Spoken:
     finish: str  # why it ended: "eos", "length" or "repeat"
     steps: int  # backbone passes, prefill included
     block_of: np.ndarray  # int32: the pass that decided each token, EOS included if it was said
-    wall_s: float  # seconds from text to wave; texts of one batch share it evenly
+    wall_s: float  # seconds since the text that was finished before it; in all, those from texts to waves
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Voice:
     def speak(
         self, texts: Sequence[str], mode: Mode, seed: int = 0, batch: int | None = None, heads: int | None = None
     ) -> list[Spoken]:
-        """Speaks the texts, `batch` at a time (default: all at once), in their order.
+        """Speaks the texts, `batch` at a time (default: all at once), and gives them back in their order.
 
         Text and seed decide what is said: the same in every batch and beside any other texts.
 
@@ -87,12 +87,36 @@ class Voice:
             UnspeakableText: a text without anything to pronounce; before any decoding.
             TooLong: a text that leaves no room for speech in the model's positions.
         """
+        return [one for _, one in sorted(self.speak_each(texts, mode, seed, batch, heads), key=lambda pair: pair[0])]
+
+    def speak_each(
+        self, texts: Sequence[str], mode: Mode, seed: int = 0, batch: int | None = None, heads: int | None = None
+    ) -> Iterator[tuple[int, Spoken]]:
+        """As `speak`, but every text with its number as soon as it is spoken."""
+        began = time.perf_counter()
         phones = [phonemize(text) for text in texts]
-        batch = batch or len(texts)
-        spoken = []
-        for i in range(0, len(texts), batch):
-            spoken += self._speak_batch(texts[i : i + batch], phones[i : i + batch], mode, seed, heads)
-        return spoken
+        if not texts:
+            return
+        prompts, settings = self.prompts(texts, phones, seed), self.settings(mode, heads)
+        for i, said in decode_each(self.lm, prompts, settings=settings, batch=batch or len(texts)):
+            tokens = said.tokens[:-1] if said.finish == "eos" else said.tokens
+            wave = self.codec.decode(tokens)
+            now = time.perf_counter()
+            yield (
+                i,
+                Spoken(
+                    text=texts[i],
+                    phones=phones[i],
+                    tokens=tokens,
+                    wave=wave,
+                    sample_rate=self.codec.sample_rate,
+                    finish=said.finish,
+                    steps=said.steps,
+                    block_of=said.step_of,
+                    wall_s=now - began,
+                ),
+            )
+            began = time.perf_counter()
 
     def complaint(self, text: str) -> str | None:
         """Why the text cannot be spoken (nothing to pronounce, too long), or None."""
@@ -111,31 +135,4 @@ class Voice:
         """What the decode loop compiles for a mode on this device."""
         decode = self.config.decode
         tree = self.trees.choose(mode, heads)
-        return Settings(tree, mode.rule, make_sampling(decode), decode.repeat_limit, mode.coupled)
-
-    def _speak_batch(
-        self, texts: Sequence[str], phones: Sequence[str], mode: Mode, seed: int, heads: int | None
-    ) -> list[Spoken]:
-        began = time.perf_counter()
-        prompts, settings = self.prompts(texts, phones, seed), self.settings(mode, heads)
-        state = generate(self.lm, prompts, settings=settings, slots=slots_for(prompts, settings.tree))
-        state = jax.device_get(dataclasses.replace(state, cache=None, draft_BKV=None))  # the host needs neither
-        spoken = []
-        for b, count in enumerate(state.count_B):
-            finish, said = FINISH[state.finish_B[b]], state.said_BS[b, :count].astype(np.int32)
-            tokens = said[:-1] if finish == "eos" else said
-            spoken.append(
-                Spoken(
-                    text=texts[b],
-                    phones=phones[b],
-                    tokens=tokens,
-                    wave=self.codec.decode(tokens),
-                    sample_rate=self.codec.sample_rate,
-                    finish=finish,
-                    steps=int(state.passes_B[b]),
-                    block_of=state.step_BS[b, :count].astype(np.int32),
-                    wall_s=0.0,
-                )
-            )
-        wall_s = (time.perf_counter() - began) / len(texts)
-        return [dataclasses.replace(one, wall_s=wall_s) for one in spoken]
+        return make_settings(tree, mode.rule, decode, mode.coupled)

@@ -1,5 +1,6 @@
 """Fitting the tree to the model and to the machine: measured acceptance over measured step time."""
 
+import dataclasses
 import functools
 import time
 from collections.abc import Sequence
@@ -9,10 +10,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from vadusa_jax.config import DecodeConfig
-from vadusa_jax.decode.accept import EXACT, Greedy, Rule, rank_drafts
-from vadusa_jax.decode.loop import Prompts, Settings, generate, slots_needed
-from vadusa_jax.decode.prompts import make_prompts, make_sampling, slots_bucket, slots_for
-from vadusa_jax.decode.sampling import Sampling, keyed_noise
+from vadusa_jax.decode.accept import EXACT, Greedy, Rule
+from vadusa_jax.decode.draft import rank_drafts
+from vadusa_jax.decode.loop import (
+    Prompts,
+    Settings,
+    advance,
+    log_probs,
+    prefill,
+    rule_table,
+    slots_needed,
+    target,
+)
+from vadusa_jax.decode.prompts import make_prompts, make_settings, slots_bucket, slots_for, take_rows
+from vadusa_jax.decode.queue import decode_all
 from vadusa_jax.decode.tree import ROOT, Tree, grow
 from vadusa_jax.decode.trees import FittedTree, device_kind
 from vadusa_jax.model.heads import SpeechLM
@@ -24,16 +35,12 @@ def say_plainly(
     lm: SpeechLM, prompts: Prompts, decode: DecodeConfig, greedy: bool, batch: int = 10
 ) -> list[np.ndarray]:
     """What plain decoding makes of the prompts: for each row the prompt and all that is said after it."""
-    settings = Settings(ROOT, Greedy() if greedy else EXACT, make_sampling(decode), decode.repeat_limit)
-    slots = slots_for(prompts, ROOT)
-    sequences = []
-    for i in range(0, len(prompts.length_B), batch):
-        part = jax.tree.map(lambda x, i=i: x[i : i + batch], prompts)
-        state = generate(lm, part, settings=settings, slots=slots)
-        for b, (start, count) in enumerate(zip(part.length_B.tolist(), state.count_B.tolist(), strict=True)):
-            prompt, said = np.asarray(part.tokens_BP[b, :start]), np.asarray(state.said_BS[b, :count])
-            sequences.append(np.concatenate([prompt, said]))
-    return sequences
+    settings = make_settings(ROOT, Greedy() if greedy else EXACT, decode)
+    spoken = decode_all(lm, prompts, settings=settings, batch=batch)
+    return [
+        np.concatenate([np.asarray(tokens_P[:length]), one.tokens])
+        for tokens_P, length, one in zip(prompts.tokens_BP, prompts.length_B, spoken, strict=True)
+    ]
 
 
 def measure_hits(
@@ -41,35 +48,40 @@ def measure_hits(
 ) -> np.ndarray:
     """Which guesses of which head the rule would accept along what `say_plainly` said: `[M, K, R]` booleans.
 
-    At every position of that speech, head k's guesses for the position k + 1 ahead are compared with what the rule
-    allows there: with the noise, the filters and the temperature that decoding uses, so that what is measured here is
-    what decoding meets.
+    At every position of that speech, head k's guesses for the position k + 1 ahead are put before the rule: with the
+    noise, the filters and the temperature that decoding uses, so that what is measured here is what decoding meets.
     """
-    sampling, slots, hits = make_sampling(decode), slots_for(prompts, ROOT), []
+    settings, slots, hits = make_settings(ROOT, rule, decode), slots_for(prompts, ROOT), []
     for b, sequence in enumerate(sequences):
         tokens_T = np.zeros(slots, np.int32)
         tokens_T[: len(sequence)] = sequence
-        hits_TKR = _hits(lm, jnp.asarray(tokens_T), len(sequence), prompts.key_B[b], rule, sampling)
+        hits_TKR = _hits(lm, take_rows(prompts, [b]), jnp.asarray(tokens_T), len(sequence), settings)
         first = int(prompts.length_B[b]) - 1
         hits.append(np.asarray(hits_TKR)[first : len(sequence) - 2])  # where a step began: its root is not EOS
     return np.concatenate(hits)
 
 
-@functools.partial(jax.jit, static_argnames=("rule", "sampling"))
-def _hits(lm: SpeechLM, tokens_T: jax.Array, end: int, key: jax.Array, rule: Rule, sampling: Sampling) -> jax.Array:
-    length = len(tokens_T)
-    position_T = jnp.arange(length)
-    h_BTD, _ = lm.backbone(tokens_T[None], position_T[None], jnp.tril(jnp.ones((1, length, length), bool)))
-    logits_TV = lm.backbone.logits(h_BTD[0])
-    noise_TXV = keyed_noise(key[None], position_T[None] + 1, rule.draws, logits_TV.shape[-1], logits_TV.dtype)[0]
-    allowed_TA = rule.allowed(sampling.log_probs(logits_TV), noise_TXV)
-    hits = []
-    for k in range(1, lm.heads.output.shape[0] + 1):
-        log_q_TV = sampling.log_probs(lm.heads.one(h_BTD[0], k))
-        guess_TR = rank_drafts(log_q_TV, jnp.roll(noise_TXV, -k, axis=0), RANKS)
-        right_TR = jnp.any(guess_TR[..., None] == jnp.roll(allowed_TA, -k, axis=0)[:, None], axis=-1)
+@functools.partial(jax.jit, static_argnames=("settings",))
+def _hits(lm: SpeechLM, prompt: Prompts, tokens_T: jax.Array, end: int, settings: Settings) -> jax.Array:
+    position_T, rule = jnp.arange(len(tokens_T)), settings.rule
+    causal_1TT = jnp.tril(jnp.ones((1, len(tokens_T), len(tokens_T)), bool))
+    h_1TD, _ = lm.backbone(tokens_T[None], position_T[None], causal_1TT)
+    at = target(lm, prompt, h_1TD, position_T[None] + 1, _recent(tokens_T, prompt.length_B, settings), settings)
+    hits, table = [], rule_table(lm, settings)
+    heads = lm.heads.each(h_1TD, lambda k: lm.backbone.embed(jnp.roll(tokens_T, -k)[None]))
+    for k, logits_1TV in enumerate(heads, start=1):
+        ahead = jax.tree.map(lambda x, k=k: jnp.roll(x, -k, axis=1), at)
+        log_q_1TV = log_probs(prompt, logits_1TV, position_T[None] + 1 + k)
+        guess_1TR = rank_drafts(log_q_1TV, ahead.drawing_noise(rule.coupled), RANKS)
+        right_TR = rule.accepts(ahead, guess_1TR, table)[0]
         hits.append(right_TR & (position_T[:, None] + 1 + k < end))
     return jnp.stack(hits, axis=1)
+
+
+def _recent(tokens_T: jax.Array, length_B: jax.Array, settings: Settings) -> jax.Array:
+    """The last W tokens said up to each position `[1, T, W]`; the prompt's do not count."""
+    index_TW = jnp.arange(len(tokens_T))[:, None] - settings.repeat_window + 1 + jnp.arange(settings.repeat_window)
+    return jnp.where(index_TW >= length_B[0], tokens_T[index_TW], -1)[None]
 
 
 def measure_step_s(
@@ -77,14 +89,15 @@ def measure_step_s(
 ) -> float:
     """Seconds of one decode step with this tree on this device: the best of a few runs."""
     prompt = [list(range(lm.backbone.config.eos + 1, lm.backbone.config.eos + 33))] * batch
-    prompts = make_prompts(prompt, [tokens] * batch, list(range(batch)), seed=0)
-    settings = Settings(tree, EXACT, make_sampling(decode), repeat_limit=10**6)
+    prompts = make_prompts(prompt, [tokens] * batch, list(range(batch)), 0, decode)
+    settings = make_settings(tree, EXACT, dataclasses.replace(decode, repeat_limit=10**6))
     slots = slots_bucket(slots_needed(len(prompt[0]), 2 * tokens, tree))
     seconds = []
     for _ in range(repeats + 1):
+        state = jax.block_until_ready(prefill(lm, prompts, settings=settings, slots=slots))
         began = time.perf_counter()
-        state = jax.block_until_ready(generate(lm, prompts, settings=settings, slots=slots))
-        seconds.append((time.perf_counter() - began) / max(int(state.passes_B.max()), 1))
+        state = jax.block_until_ready(advance(lm, prompts, state, settings=settings))
+        seconds.append((time.perf_counter() - began) / max(int(state.passes_B.max()) - 1, 1))
     return min(seconds[1:])
 
 

@@ -1,23 +1,26 @@
-"""The decode loop: prompts in, speech tokens out, in one compiled while loop with static shapes.
+"""The decode loop: prompts in, speech tokens out, in compiled while loops with static shapes.
 
 Plain autoregressive decoding is this loop with a tree that is only its root. The loop is the one place where model,
-cache, tree and acceptance rule meet; it never talks to the host.
+cache, tree, drafter and acceptance rule meet; it never talks to the host.
 """
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from vadusa_jax.decode.accept import Rule, longest_path, rank_drafts
-from vadusa_jax.decode.sampling import Sampling, keyed_noise
+from vadusa_jax.decode.accept import Pcg, Position, Rule, Ssd, judge
+from vadusa_jax.decode.draft import MEDUSA, Context, Drafter, DraftLM
+from vadusa_jax.decode.sampling import RowSampling, keyed_noise
 from vadusa_jax.decode.tree import Tree
 from vadusa_jax.model import cache as kv
 from vadusa_jax.model.heads import SpeechLM
 
 FINISH = ("running", "eos", "length", "repeat")  # why a row ended; `repeat`: one token said too often in a row
 RUNNING, EOS, LENGTH, REPEAT = range(4)
+NEVER = 2**30  # a count of tokens that no row reaches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,15 +29,25 @@ class Settings:
 
     tree: Tree
     rule: Rule
-    sampling: Sampling
-    repeat_limit: int
+    repeat_limit: int  # one token this often in a row ends with REPEAT
+    repeat_window: int = 0  # repetition-aware sampling looks back so many tokens; 0: off
+    repeats: int = 1  # and draws a token again that was said so often among them
     coupled: bool = True  # rank guesses with the noise that the target will be drawn with
+
+    def __post_init__(self):
+        if self.repeat_window and isinstance(self.rule, (Pcg, Ssd)):
+            raise ValueError(f"repetition-aware sampling does not go with {self.rule.name}, which draws in its own way")
+
+    @property
+    def draws(self) -> int:
+        """Noise rows per position."""
+        return self.rule.draws * (2 if self.repeat_window else 1)
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class State:
-    """Everything a step needs and leaves behind."""
+    """Everything a step needs and leaves behind; every array begins with the batch rows, or with rows x heads."""
 
     cache: kv.Cache
     said_BS: jax.Array  # tokens said so far, EOS included; valid below count_B
@@ -42,7 +55,8 @@ class State:
     count_B: jax.Array
     run_B: jax.Array  # how often the last token has been said in a row
     root_B: jax.Array  # last token said: the next pass begins with it
-    draft_BKV: jax.Array  # the heads' logits at the position before the root
+    h_BD: jax.Array  # hidden state that decided it: the draft heads look ahead from here
+    memory: Any  # what the drafter keeps
     passes_B: jax.Array  # backbone passes, prefill included
     finish_B: jax.Array
 
@@ -50,41 +64,30 @@ class State:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Prompts:
-    """A batch of prompts, padded on the right, with the limit and the key of each row."""
+    """A batch of prompts, padded on the right, and what is asked of each row."""
 
     tokens_BP: jax.Array
     length_B: jax.Array
+    least_B: jax.Array  # EOS may not come before so many tokens
     limit_B: jax.Array  # most tokens to say, EOS included
     key_B: jax.Array
+    sampling: RowSampling
 
 
 @functools.partial(jax.jit, static_argnames=("settings", "slots"))
-def generate(model: SpeechLM, prompts: Prompts, *, settings: Settings, slots: int) -> State:
-    """Decodes all rows until each has finished.
+def prefill(model: SpeechLM, prompts: Prompts, *, settings: Settings, slots: int, drafter: Drafter = MEDUSA) -> State:
+    """One pass over the prompts, and the first token of each row.
 
     Args:
         model: backbone and draft heads.
         prompts: at least one row; `limit_B` at least 1.
-        settings: tree, rule and sampling (one compilation each).
+        settings: tree and rule (one compilation each).
         slots: cache slots a row, at least `slots_needed(...)`: the caller picks a bucket, so that few are compiled.
-
-    Returns:
-        The final state: `said_BS` up to `count_B`, `step_BS`, `passes_B`, `finish_B`.
+        drafter: who fills the tree.
     """
-    state = _prefill(model, prompts, settings, slots)
-
-    def unfinished(state: State) -> jax.Array:
-        return jnp.any(state.finish_B == RUNNING)  # finished rows are frozen and wait for the others
-
-    return jax.lax.while_loop(unfinished, functools.partial(_step, model, prompts, settings), state)
-
-
-def slots_needed(prompt_length: int, limit: int, tree: Tree) -> int:
-    """Cache slots for a prompt, what it may say, and one whole path behind it."""
-    return prompt_length + limit + tree.depth + 1
-
-
-def _prefill(model: SpeechLM, prompts: Prompts, settings: Settings, slots: int) -> State:
+    drafter.check(model, settings.tree)
+    if isinstance(settings.rule, Ssd) and settings.tree.depth and not isinstance(drafter, DraftLM):
+        raise ValueError(f"{settings.rule.name} needs a drafter that draws its guesses: a draft language model")
     batch, padded = prompts.tokens_BP.shape
     positions_BP = jnp.broadcast_to(jnp.arange(padded), (batch, padded))
     causal_BPP = jnp.broadcast_to(jnp.tril(jnp.ones((padded, padded), bool)), (batch, padded, padded))
@@ -92,30 +95,76 @@ def _prefill(model: SpeechLM, prompts: Prompts, settings: Settings, slots: int) 
     cache = kv.empty(model.backbone.config, batch, max(slots, padded), settings.tree.depth + 1, h_BPD.dtype)
     cache = kv.append(cache, new, prompts.length_B)
     h_BD = h_BPD[jnp.arange(batch), prompts.length_B - 1]
-    log_p_BV = settings.sampling.log_probs(model.backbone.logits(h_BD))
-    noise_BXV = _noise(prompts.key_B, prompts.length_B[:, None], settings, log_p_BV)[:, 0]
-    first_B = settings.rule.allowed(log_p_BV, noise_BXV)[:, 0]
-    zero_B = jnp.zeros((batch,), jnp.int32)
-    buffer_BS = jnp.zeros((batch, slots), jnp.int32)
-    state = State(cache, buffer_BS, buffer_BS, zero_B, zero_B, zero_B, _draft(model, settings, h_BD), zero_B, zero_B)
-    return _say(state, first_B[:, None], jnp.ones((batch,), jnp.int32), prompts.limit_B, settings, model)
+    zero_B, buffer_BS = jnp.zeros((batch,), jnp.int32), jnp.zeros((batch, slots), jnp.int32)
+    memory = drafter.begin(prompts.tokens_BP, prompts.length_B, slots) if settings.tree.depth else None
+    state = State(cache, buffer_BS, buffer_BS, zero_B, zero_B, zero_B, h_BD, memory, zero_B, zero_B)
+    recent_B1W = jnp.full((batch, 1, settings.repeat_window), -1)
+    at = target(model, prompts, h_BD[:, None], prompts.length_B[:, None], recent_B1W, settings)
+    first_B1 = settings.rule.say(at, rule_table(model, settings))
+    return _say(state, first_B1, jnp.ones((batch,), jnp.int32), prompts.limit_B, settings, model)
 
 
-def _step(model: SpeechLM, prompts: Prompts, settings: Settings, state: State) -> State:
-    tree, rows = settings.tree, jnp.arange(len(state.root_B))
+@functools.partial(jax.jit, static_argnames=("settings",), donate_argnames=("state",))
+def advance(
+    model: SpeechLM,
+    prompts: Prompts,
+    state: State,
+    running: jax.Array | int = 1,
+    count: jax.Array | int = NEVER,
+    *,
+    settings: Settings,
+    drafter: Drafter = MEDUSA,
+) -> State:
+    """Decodes on while at least `running` rows are unfinished and none of these has said `count` tokens.
+
+    By default: until every row has finished. The state given is used up: its cache is written in place.
+    """
+    table = rule_table(model, settings)
+
+    def go_on(state: State) -> jax.Array:
+        running_B = state.finish_B == RUNNING  # finished rows are frozen and wait for the others
+        return (jnp.sum(running_B) >= running) & ~jnp.any(running_B & (state.count_B >= count))
+
+    step = functools.partial(_step, model, prompts, settings, drafter, table)
+    return jax.lax.while_loop(go_on, step, state)
+
+
+def generate(model: SpeechLM, prompts: Prompts, *, settings: Settings, slots: int, drafter: Drafter = MEDUSA) -> State:
+    """Decodes all rows until each has finished: `prefill`, then `advance`.
+
+    Returns:
+        The final state: `said_BS` up to `count_B`, `step_BS`, `passes_B`, `finish_B`.
+    """
+    state = prefill(model, prompts, settings=settings, slots=slots, drafter=drafter)
+    return advance(model, prompts, state, settings=settings, drafter=drafter)
+
+
+@functools.partial(jax.jit, donate_argnames=("state",))
+def put_row(state: State, row: jax.Array | int, one: State) -> State:
+    """The state with row `row` replaced by the only row of `one`, which has the same slots and settings."""
+    return jax.tree.map(lambda all_, new: jax.lax.dynamic_update_slice_in_dim(all_, new, row * len(new), 0), state, one)
+
+
+def slots_needed(prompt_length: int, limit: int, tree: Tree) -> int:
+    """Cache slots for a prompt, what it may say, and one whole path behind it."""
+    return prompt_length + limit + tree.depth + 1
+
+
+def _step(model: SpeechLM, prompts: Prompts, settings: Settings, drafter: Drafter, table: Any, state: State) -> State:
+    tree, rule, rows = settings.tree, settings.rule, jnp.arange(len(state.root_B))
     depth_T = jnp.asarray(tree.depth_T)
     cache = kv.flush(state.cache)
     length_B = cache.length_B
 
     # Draft: the noise of a position serves the guesses for it and the target that judges them.
-    target_BJ = length_B[:, None] + 1 + jnp.arange(tree.depth + 1)
-    noise_BJXV = _noise(prompts.key_B, target_BJ, settings, state.draft_BKV)
-    token_BT = state.root_B[:, None]
+    noise_BJXV = _noise(model, prompts, length_B[:, None] + 1 + jnp.arange(tree.depth + 1), settings)
+    token_BT, log_q_BJV, memory = state.root_B[:, None], None, state.memory
     if tree.depth:
-        log_q_BKV = settings.sampling.log_probs(state.draft_BKV)
-        known_BKXV = noise_BJXV[:, : tree.depth, : None if settings.coupled else 0]
-        guess_BKR = rank_drafts(log_q_BKV, known_BKXV, tree.ranks)
-        drafted_BT = guess_BKR[:, jnp.asarray(tree.depth_T[1:] - 1), jnp.asarray(tree.rank_T[1:])]
+        first_noise = noise_BJXV[:, :, ::2] if settings.repeat_window else noise_BJXV
+        coupled = rule.coupled if settings.coupled else 0
+        log_q = functools.partial(log_probs, prompts)
+        at = Context(state.h_BD, state.root_B, length_B, log_q, first_noise, coupled)
+        drafted_BT, log_q_BJV, memory = drafter.draft(model, tree, memory, at)
         token_BT = jnp.concatenate([token_BT, drafted_BT], axis=1)
 
     # Verify: one pass over the tree; each node sees the cache and its ancestors.
@@ -123,18 +172,77 @@ def _step(model: SpeechLM, prompts: Prompts, settings: Settings, state: State) -
     h_BTD, new = model.backbone(token_BT, length_B[:, None] + depth_T, mask_BTT, cache)
 
     # Accept: the longest path that the rule allows, then one token more.
-    log_p_BTV = settings.sampling.log_probs(model.backbone.logits(h_BTD))
-    allowed_BTA = settings.rule.allowed(log_p_BTV, noise_BJXV[:, depth_T])
-    node_B, accepted_B = longest_path(tree, token_BT, allowed_BTA, log_p_BTV)
+    if log_q_BJV is not None:  # behind the last node nothing was drafted
+        nothing_B1V = jnp.full_like(log_q_BJV[:, :1], -jnp.inf)
+        log_q_BJV = jnp.concatenate([log_q_BJV, nothing_B1V], axis=1)[:, depth_T]
+    position_BT, recent_BTW = length_B[:, None] + 1 + depth_T, _recent(state, token_BT, settings)
+    at = target(model, prompts, h_BTD, position_BT, recent_BTW, settings, noise_BJXV[:, depth_T], log_q_BJV)
+    node_B, accepted_B = judge(rule, tree, token_BT, at, table)
     path_BJ = jnp.asarray(tree.path_TJ)[node_B]
-    next_B = allowed_BTA[rows, node_B, 0]
+    next_B = rule.say(at, table)[rows, node_B]
     after_BJ = jnp.concatenate([token_BT[rows[:, None], path_BJ[:, 1:]], next_B[:, None]], axis=1)
     block_BJ = jnp.where(jnp.arange(tree.depth + 1) == accepted_B[:, None], next_B[:, None], after_BJ)
 
     # Commit: the path is for the cache, the block is said; a finished row keeps its length.
-    cache = kv.accept(cache, new, path_BJ, jnp.where(state.finish_B == RUNNING, accepted_B + 1, 0))
-    state = dataclasses.replace(state, cache=cache, draft_BKV=_draft(model, settings, h_BTD[rows, node_B]))
+    kept_B = jnp.where(state.finish_B == RUNNING, accepted_B + 1, 0)
+    cache = kv.accept(cache, new, path_BJ, kept_B)
+    memory = drafter.keep(memory, length_B + kept_B) if tree.depth else None
+    state = dataclasses.replace(state, cache=cache, h_BD=h_BTD[rows, node_B], memory=memory)
     return _say(state, block_BJ, accepted_B + 1, prompts.limit_B, settings, model)
+
+
+def target(
+    model: SpeechLM,
+    prompts: Prompts,
+    h_BTD: jax.Array,
+    position_BT: jax.Array,
+    recent_BTW: jax.Array,
+    settings: Settings,
+    noise_BTXV: jax.Array | None = None,
+    log_q_BTV: jax.Array | None = None,
+) -> Position:
+    """What the rule sees of the positions that hidden states predict; their noise may be at hand already."""
+    if noise_BTXV is None:
+        noise_BTXV = _noise(model, prompts, position_BT, settings)
+    logits_BTV = _may_end(prompts, model.backbone.logits(h_BTD), position_BT)
+    log_p_BTV = prompts.sampling.log_probs(logits_BTV)
+    if not settings.repeat_window:
+        return Position(log_p_BTV, noise_BTXV, log_q=log_q_BTV)
+    return Position(log_p_BTV, noise_BTXV, prompts.sampling.free(logits_BTV), recent_BTW, log_q_BTV, settings.repeats)
+
+
+def log_probs(prompts: Prompts, logits_BJV: jax.Array, position_BJ: jax.Array) -> jax.Array:
+    """Logits of positions as each row samples them."""
+    return prompts.sampling.log_probs(_may_end(prompts, logits_BJV, position_BJ))
+
+
+def _may_end(prompts: Prompts, logits_BJV: jax.Array, position_BJ: jax.Array) -> jax.Array:
+    """EOS, the last of the scores, is impossible before the least number of tokens."""
+    early_BJ = position_BJ < (prompts.length_B + prompts.least_B)[:, None]
+    is_eos_V = jnp.arange(logits_BJV.shape[-1]) == logits_BJV.shape[-1] - 1
+    return jnp.where(early_BJ[..., None] & is_eos_V, -jnp.inf, logits_BJV)
+
+
+def _recent(state: State, token_BT: jax.Array, settings: Settings) -> jax.Array:
+    """The last W tokens up to each node `[B, T, W]`, -1 before the first: what was said, then the node's own path."""
+    tree, width = settings.tree, settings.repeat_window
+    index_BW = state.count_B[:, None] - width + jnp.arange(width)
+    said_BW = jnp.take_along_axis(state.said_BS, jnp.maximum(index_BW, 0), axis=1)
+    said_BW = jnp.where(index_BW >= 0, said_BW, -1)  # the root is the last of them
+    path_BTJ = token_BT[:, tree.path_TJ[:, 1:]]
+    history_BTL = jnp.concatenate([jnp.repeat(said_BW[:, None], len(tree), axis=1), path_BTJ], axis=2)
+    window_TW = tree.depth_T[:, None] + jnp.arange(width)
+    return jnp.take_along_axis(history_BTL, jnp.broadcast_to(window_TW, (*token_BT.shape, width)), axis=2)
+
+
+def rule_table(model: SpeechLM, settings: Settings) -> Any:
+    """What the rule works out once per run."""
+    return settings.rule.table(model.backbone.embedding[: model.backbone.config.output_vocab])
+
+
+def _noise(model: SpeechLM, prompts: Prompts, position_BJ: jax.Array, settings: Settings) -> jax.Array:
+    vocab = model.backbone.config.output_vocab
+    return keyed_noise(prompts.key_B, position_BJ, settings.draws, vocab, jnp.float32)
 
 
 def _say(
@@ -172,14 +280,3 @@ def _say(
         passes_B=state.passes_B + running_B,
         finish_B=jnp.where(running_B, new_finish_B, state.finish_B),
     )
-
-
-def _draft(model: SpeechLM, settings: Settings, h_BD: jax.Array) -> jax.Array:
-    """The logits of the heads that the tree uses, `[B, depth, V]`."""
-    if not settings.tree.depth:
-        return jnp.zeros((len(h_BD), 0, model.backbone.config.output_vocab), h_BD.dtype)
-    return model.heads(h_BD, settings.tree.depth)
-
-
-def _noise(key_B: jax.Array, position_BJ: jax.Array, settings: Settings, like: jax.Array) -> jax.Array:
-    return keyed_noise(key_B, position_BJ, settings.rule.draws, like.shape[-1], like.dtype)

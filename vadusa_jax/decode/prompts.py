@@ -1,13 +1,16 @@
 """Phones to prompts: the batch that the decode loop takes, in a few padded shapes so that few are compiled."""
 
+import math
 from collections.abc import Sequence
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from vadusa_jax.config import Config, DecodeConfig, ModelConfig
-from vadusa_jax.decode.loop import Prompts, slots_needed
-from vadusa_jax.decode.sampling import Sampling, row_keys
+from vadusa_jax.decode.accept import Rule
+from vadusa_jax.decode.loop import Prompts, Settings, slots_needed
+from vadusa_jax.decode.sampling import RowSampling, Sampling, row_keys
 from vadusa_jax.decode.tree import Tree
 
 PROMPT_BUCKET, SLOTS_BUCKET = 64, 256
@@ -17,9 +20,10 @@ class TooLong(ValueError):
     """A text that leaves no room for speech."""
 
 
-def make_sampling(decode: DecodeConfig) -> Sampling:
-    """The sampling settings of a config."""
-    return Sampling(decode.temperature, decode.top_k, decode.top_p)
+def make_settings(tree: Tree, rule: Rule, decode: DecodeConfig, coupled: bool = True) -> Settings:
+    """What the decode loop compiles for a tree, a rule and a config."""
+    repeats = max(1, math.ceil(decode.repeat_window * decode.repeat_ratio))
+    return Settings(tree, rule, decode.repeat_limit, decode.repeat_window, repeats, coupled)
 
 
 def text_prompt(phones: Sequence[int], separator: int, model: ModelConfig) -> list[int]:
@@ -41,26 +45,44 @@ def token_limit(phones: int, decode: DecodeConfig, model: ModelConfig) -> int:
 def text_prompts(
     phones: Sequence[Sequence[int]], separator: int, row_numbers: Sequence[int], seed: int, config: Config
 ) -> Prompts:
-    """A batch of texts, each with the limit that its length gives; raises TooLong."""
+    """A batch of texts, each with the limits that its length gives; raises TooLong."""
     limits = [token_limit(len(p), config.decode, config.model) for p in phones]
-    return make_prompts([text_prompt(p, separator, config.model) for p in phones], limits, row_numbers, seed)
+    least = [int(config.decode.least_per_phone * len(p)) for p in phones]
+    tokens = [text_prompt(p, separator, config.model) for p in phones]
+    return make_prompts(tokens, limits, row_numbers, seed, config.decode, least)
 
 
 def make_prompts(
-    tokens: Sequence[Sequence[int]], limits: Sequence[int], row_numbers: Sequence[int], seed: int
+    tokens: Sequence[Sequence[int]],
+    limits: Sequence[int],
+    row_numbers: Sequence[int],
+    seed: int,
+    decode: DecodeConfig | Sequence[DecodeConfig],
+    least: Sequence[int] | None = None,
 ) -> Prompts:
-    """A batch from prompts of any lengths. A row's number and the seed decide its noise, wherever the row stands."""
+    """A batch from prompts of any lengths, with one config for all rows or one for each.
+
+    A row's number and the seed decide its noise, wherever the row stands.
+    """
     padded = bucket(max(len(t) for t in tokens), PROMPT_BUCKET)
     tokens_BP = np.zeros((len(tokens), padded), np.int32)
     for row, t in zip(tokens_BP, tokens, strict=True):
         row[: len(t)] = t
-    lengths = [len(t) for t in tokens]
+    each = [decode] * len(tokens) if isinstance(decode, DecodeConfig) else decode
     return Prompts(
         jnp.asarray(tokens_BP),
-        jnp.asarray(lengths, jnp.int32),
+        jnp.asarray([len(t) for t in tokens], jnp.int32),
+        jnp.asarray(np.zeros(len(tokens)) if least is None else least, jnp.int32),
         jnp.asarray(limits, jnp.int32),
         row_keys(seed, np.asarray(row_numbers, np.uint32)),
+        RowSampling.of([Sampling(d.temperature, d.top_k, d.top_p) for d in each]),
     )
+
+
+def take_rows(prompts: Prompts, rows: Sequence[int] | slice) -> Prompts:
+    """Some rows of a batch; the padding stays, so that parts of one batch share their shapes."""
+    rows = rows if isinstance(rows, slice) else np.asarray(rows)
+    return jax.tree.map(lambda x: x[rows], prompts)
 
 
 def slots_for(prompts: Prompts, tree: Tree) -> int:

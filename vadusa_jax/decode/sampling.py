@@ -6,7 +6,7 @@ Decoding with drafts therefore reproduces plain decoding token for token.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -29,13 +29,48 @@ class Sampling:
 
     def log_probs(self, logits: jax.Array) -> jax.Array:
         """Log of the target distribution over the last axis; -inf where a filter removed a token."""
-        log_p = jax.nn.log_softmax(logits / self.temperature)
-        if 0 < self.top_k < logits.shape[-1]:
-            log_p = _keep(log_p, lambda kept: jnp.sum(kept, axis=-1) >= self.top_k)
-        if self.top_p < 1.0:
-            p = jnp.exp(log_p)
-            log_p = _keep(log_p, lambda kept: jnp.sum(jnp.where(kept, p, 0.0), axis=-1) >= self.top_p)
+        return RowSampling.of([self]).log_probs(logits[None])[0]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RowSampling:
+    """The `Sampling` of each row of a batch; None for a filter that no row uses, so that it is not compiled."""
+
+    temperature_B: jax.Array
+    top_k_B: jax.Array | None
+    top_p_B: jax.Array | None
+
+    @classmethod
+    def of(cls, rows: Sequence[Sampling]) -> "RowSampling":
+        """One row for each setting."""
+        top_k_B = jnp.array([r.top_k or jnp.iinfo(jnp.int32).max for r in rows], jnp.int32)
+        top_p_B = jnp.array([r.top_p for r in rows], jnp.float32)
+        return cls(
+            jnp.array([r.temperature for r in rows], jnp.float32),
+            top_k_B if any(r.top_k for r in rows) else None,
+            top_p_B if any(r.top_p < 1 for r in rows) else None,
+        )
+
+    def free(self, logits: jax.Array) -> jax.Array:
+        """Log of the distribution `[B, ..., V]` before the filters."""
+        return jax.nn.log_softmax(logits / _per_row(self.temperature_B, logits).astype(logits.dtype))
+
+    def log_probs(self, logits: jax.Array) -> jax.Array:
+        """Log of the target distribution `[B, ..., V]`; -inf where a filter removed a token."""
+        log_p = self.free(logits)
+        if self.top_k_B is not None:
+            top_k = jnp.minimum(_per_row(self.top_k_B, log_p)[..., 0], log_p.shape[-1])
+            log_p = _keep(log_p, lambda kept: jnp.sum(kept, axis=-1) >= top_k)
+        if self.top_p_B is not None:
+            p, top_p = jnp.exp(log_p), _per_row(self.top_p_B, log_p)[..., 0]
+            # Where rounding keeps the sum of all under a top_p of 1, nothing is "enough" and everything stays.
+            log_p = _keep(log_p, lambda kept: jnp.sum(jnp.where(kept, p, 0.0), axis=-1) >= top_p)
         return log_p
+
+
+def _per_row(x_B: jax.Array, like: jax.Array) -> jax.Array:
+    return x_B.reshape(-1, *[1] * (like.ndim - 1))
 
 
 def _keep(log_p: jax.Array, enough: Callable[[jax.Array], jax.Array]) -> jax.Array:

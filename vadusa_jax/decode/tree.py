@@ -54,6 +54,18 @@ class Tree:
         return np.array([index[path[:-1]] for path in self.paths], np.int32)
 
     @functools.cached_property
+    def sibling_T(self) -> np.ndarray:
+        """Number of each node among its parent's children (0 for the root)."""
+        return np.array([np.sum(self.parent_T[1:i] == self.parent_T[i]) for i in range(len(self))], np.int32)
+
+    @functools.cached_property
+    def child_TC(self) -> np.ndarray:
+        """Children of each node in order, padded with the root; C is the most that a node has, at least 1."""
+        child_TC = np.zeros((len(self), int(self.sibling_T.max()) + 1), np.int32)
+        child_TC[self.parent_T[1:], self.sibling_T[1:]] = np.arange(1, len(self))
+        return child_TC
+
+    @functools.cached_property
     def path_TJ(self) -> np.ndarray:
         """Nodes from the root to each node, in order, padded with the node itself; J = depth + 1."""
         index = {path: i for i, path in enumerate(self.paths)}
@@ -93,6 +105,11 @@ class Tree:
 
 
 ROOT = Tree()  # no guesses at all: plain autoregressive decoding
+
+
+def chain(depth: int) -> Tree:
+    """Only the best guess of each of the first `depth` heads."""
+    return Tree(tuple((0,) * d for d in range(depth + 1)))
 
 
 def grow(hits_MKR: np.ndarray, nodes: int) -> tuple[Tree, np.ndarray]:

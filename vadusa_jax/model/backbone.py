@@ -138,7 +138,7 @@ class Backbone(nnx.Module):
         Returns:
             h_BTD, the final normalised hidden states, and each layer's new keys and values (for the cache).
         """
-        h_BTD = lookup(self.embedding[...].astype(self.dtype), tokens_BT)
+        h_BTD = self.embed(tokens_BT)
         seen_BTS = None
         if cache is not None:
             slots = jnp.arange(cache.keys[0].shape[1])
@@ -151,6 +151,10 @@ class Backbone(nnx.Module):
             h_BTD, kv = block(h_BTD, by, mask_BTT, cached)
             new.append(kv)
         return self.norm(h_BTD), tuple(new)
+
+    def embed(self, tokens_BT: jax.Array) -> jax.Array:
+        """Embeddings `[B, T, D]` of tokens."""
+        return lookup(self.embedding[...].astype(self.dtype), tokens_BT)
 
     def logits(self, h: jax.Array) -> jax.Array:
         """LM head: `[..., D]` to `[..., V]`, in float32 or wider."""

@@ -1,4 +1,6 @@
-"""Medusa draft heads (arXiv 2401.10774): K small predictors that look further ahead than the LM head."""
+"""Draft heads: K small predictors that look further ahead than the LM head."""
+
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +11,11 @@ from vadusa_jax.model.backbone import Backbone
 
 
 class DraftHeads(nnx.Module):
-    """Head k (k = 1..K) at position t predicts token t+1+k, from the final normalised hidden state h_t.
+    """Medusa heads (arXiv 2401.10774): they look at the final normalised hidden state alone.
 
-    Each head is `layers` residual blocks `h + SiLU(W h + b)` and an output matrix U. W and b start at zero, so a new
-    head is exactly its output matrix. The heads are stacked on a leading axis and run as one einsum.
+    Head k (k = 1..K) at position t predicts token t+1+k. Each head is `layers` residual blocks `h + SiLU(W h + b)` and
+    an output matrix U. W and b start at zero, so a new head is exactly its output matrix. The heads are stacked on a
+    leading axis and run as one einsum.
     """
 
     def __init__(self, config: HeadsConfig, model: ModelConfig, dtype: jnp.dtype = jnp.float32, *, rngs: nnx.Rngs):
@@ -32,6 +35,11 @@ class DraftHeads(nnx.Module):
         residual, bias, output = (p[...].astype(self.dtype) for p in (self.residual, self.bias, self.output))
         return self._logits(h, residual[:, k - 1 : k], bias[:, k - 1 : k], output[k - 1 : k])[..., 0, :]
 
+    def each(self, h: jax.Array, embedded: Callable[[int], jax.Array]) -> Iterator[jax.Array]:
+        """Logits `[..., V]` of head after head: all at once would be K times larger. `embedded` is not needed."""
+        for k in range(1, self.output.shape[0] + 1):
+            yield self.one(h, k)
+
     @staticmethod
     def _logits(h: jax.Array, residual: jax.Array, bias: jax.Array, output: jax.Array) -> jax.Array:
         z_KD = jnp.broadcast_to(h[..., None, :], (*h.shape[:-1], output.shape[0], h.shape[-1]))
@@ -41,12 +49,47 @@ class DraftHeads(nnx.Module):
         return logits_KV.astype(jnp.promote_types(logits_KV.dtype, jnp.float32))
 
 
+class SequentialHeads(nnx.Module):
+    """Draft heads in sequence (after Hydra, arXiv 2402.05109): head k also sees the k tokens behind position t.
+
+    Head k takes the state z of head k-1 (the hidden state h_t for the first) and the embedding e of token t+k:
+    `z + SiLU(W z + E e + b)`, then an output matrix. W, E and b start at zero, so a new head is its output matrix.
+    """
+
+    def __init__(self, config: HeadsConfig, model: ModelConfig, dtype: jnp.dtype = jnp.float32, *, rngs: nnx.Rngs):
+        self.dtype = dtype
+        self.residual = nnx.Param(jnp.zeros((config.count, model.width, model.width)))
+        self.context = nnx.Param(jnp.zeros((config.count, model.width, model.width)))
+        self.bias = nnx.Param(jnp.zeros((config.count, model.width)))
+        init = nnx.initializers.normal(0.02)
+        self.output = nnx.Param(init(rngs.params(), (config.count, model.width, model.output_vocab)))
+
+    def follow(self, k: int, z: jax.Array, embedded: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """State `[..., D]` and logits `[..., V]` of head k, from head k-1's state and the embedding of token t+k."""
+        parts = (self.residual, self.context, self.bias, self.output)
+        residual_DE, context_DE, bias_E, output_DV = (p[k - 1].astype(self.dtype) for p in parts)
+        z = z + jax.nn.silu(z @ residual_DE + embedded @ context_DE + bias_E)
+        logits = z @ output_DV
+        return z, logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+
+    def each(self, h: jax.Array, embedded: Callable[[int], jax.Array]) -> Iterator[jax.Array]:
+        """Logits `[..., V]` of head after head; `embedded(k)` gives the embeddings of the tokens k further on."""
+        for k in range(1, self.output.shape[0] + 1):
+            h, logits = self.follow(k, h, embedded(k))
+            yield logits
+
+
+HEADS = {"medusa": DraftHeads, "hydra": SequentialHeads}
+
+
 class SpeechLM(nnx.Module):
     """Backbone and draft heads: the whole trainable model."""
 
     def __init__(self, model: ModelConfig, heads: HeadsConfig, dtype: jnp.dtype = jnp.float32, *, rngs: nnx.Rngs):
         self.backbone = Backbone(model, dtype, rngs=rngs)
-        self.heads = DraftHeads(heads, model, dtype, rngs=rngs)
+        if heads.kind not in HEADS:
+            raise ValueError(f"heads.kind must be one of {sorted(HEADS)}, got {heads.kind!r}")
+        self.heads = HEADS[heads.kind](heads, model, dtype, rngs=rngs)
 
     def copy_lm_head(self) -> None:
         """Starts every draft head as a copy of the LM head: how heads are added to a trained backbone (Medusa-1)."""

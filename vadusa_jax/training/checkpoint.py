@@ -97,7 +97,8 @@ def first_parameters(folder: Path, config: Config) -> nnx.State:
 
 def _architecture(config: Config) -> dict[str, Any]:
     model = {f"model.{name}": value for name, value in dataclasses.asdict(config.model).items()}
-    return model | {"heads.count": config.heads.count, "heads.layers": config.heads.layers}
+    heads = {f"heads.{name}": getattr(config.heads, name) for name in ("kind", "count", "layers")}
+    return model | heads
 
 
 def _name(path: tuple) -> str:

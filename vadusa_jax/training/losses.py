@@ -49,8 +49,9 @@ def loss_sums(lm: SpeechLM, batch: Batch, top: tuple[int, ...] = ()) -> jax.Arra
     """`head_sums` of the LM head and of every draft head on one packed batch: `[1 + K, 2 + len(top)]`."""
     h_BTD, _ = lm.backbone(batch["tokens_BT"], batch["positions_BT"], packed_mask(batch["segments_BT"]))
     sums = [head_sums(lm.backbone.logits(h_BTD), *shifted_targets(batch, 0), top)]
-    for k in range(1, lm.heads.output.shape[0] + 1):  # head by head: all logits at once would be K times larger
-        sums.append(head_sums(lm.heads.one(h_BTD, k), *shifted_targets(batch, k), top))
+    heads = lm.heads.each(h_BTD, lambda k: lm.backbone.embed(jnp.roll(batch["tokens_BT"], -k, axis=1)))
+    for k, logits_BTV in enumerate(heads, start=1):  # positions whose tokens rolled round are not counted
+        sums.append(head_sums(logits_BTV, *shifted_targets(batch, k), top))
     return jnp.stack(sums)
 
 
