@@ -1,6 +1,5 @@
 """Laws of decoding: drafts change how fast a sentence is said and never what is said."""
 
-import dataclasses
 import functools
 import re
 
@@ -11,56 +10,37 @@ import pytest
 from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toys import HEADS, MODEL, lean, random_tree, toy_model
+from toys import (
+    BATCH,
+    DECODE,
+    HEADS,
+    MODEL,
+    REPEATS,
+    SLOTS,
+    Row,
+    lean,
+    random_prompts,
+    random_tree,
+    said,
+    speak,
+    toy_model,
+)
 
 from vadusa_jax.config import Config, DecodeConfig, TrainConfig
 from vadusa_jax.decode.accept import EXACT, Greedy, Rule, Tolerance
 from vadusa_jax.decode.fit import RANKS, fit, measure_hits, say_plainly
-from vadusa_jax.decode.loop import Prompts, advance, generate, prefill, slots_needed
+from vadusa_jax.decode.loop import Prompts, advance, prefill, slots_needed
 from vadusa_jax.decode.prompts import TooLong, make_prompts, make_settings, text_prompt, token_limit
 from vadusa_jax.decode.tree import ROOT, Tree
 from vadusa_jax.model import cache as kv
 from vadusa_jax.model.heads import SpeechLM
 from vadusa_jax.training.step import make_model, make_optimizer, make_train_step
 
-DECODE = DecodeConfig(temperature=0.9, top_k=12, top_p=0.97, repeat_limit=12)
 TREE = Tree(((), (0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (2,), (0, 0, 0, 0), (0, 1, 0), (1, 0, 2), (0, 1, 0, 1)))
-BATCH, SLOTS, REPEATS = 8, 256, 12  # the same everywhere: every other value is another compilation
 ids = st.integers(0, MODEL.vocab - 1)
 
 
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """What one row of a batch said."""
-
-    tokens: tuple[int, ...]
-    steps: tuple[int, ...]  # the pass that decided each token
-    passes: int
-    finish: int
-
-
 EOS, LENGTH, REPEAT = 1, 2, 3
-
-
-def random_prompts(rng: np.random.Generator, rows: int = BATCH, longest: int = 60, limit: int = 40) -> list[list[int]]:
-    return [rng.integers(0, MODEL.vocab, rng.integers(1, longest + 1)).tolist() for _ in range(rows)]
-
-
-def speak(
-    lm: SpeechLM, prompts: Prompts, tree: Tree = ROOT, rule: Rule = EXACT, slots: int = SLOTS, **rest
-) -> list[Row]:
-    settings = make_settings(tree, rule, DECODE, **rest)
-    state = jax.device_get(generate(lm, prompts, settings=settings, slots=slots))
-    rows = []
-    for b, count in enumerate(state.count_B):
-        assert not state.said_BS[b, count:].any()  # nothing is said after the end
-        tokens, steps = state.said_BS[b, :count].tolist(), state.step_BS[b, :count].tolist()
-        rows.append(Row(tuple(tokens), tuple(steps), int(state.passes_B[b]), int(state.finish_B[b])))
-    return rows
-
-
-def said(rows: list[Row]) -> list[tuple[tuple[int, ...], int]]:
-    return [(row.tokens, row.finish) for row in rows]
 
 
 def check_row(row: Row, limit: int, tree: Tree) -> None:

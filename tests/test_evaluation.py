@@ -14,7 +14,7 @@ from toys import MODEL, random_tree, toy_model
 
 from vadusa_jax.decode.accept import EXACT
 from vadusa_jax.decode.loop import FINISH, Prompts, Settings, generate, slots_needed
-from vadusa_jax.decode.sampling import Sampling, row_keys
+from vadusa_jax.decode.sampling import RowSampling, Sampling, row_keys
 from vadusa_jax.evaluation import metrics, plots, report
 from vadusa_jax.evaluation.clips import (
     Clip,
@@ -192,10 +192,12 @@ def test_acceptance_of_the_decode_loop_is_committed_tokens_over_passes():
     prompts = Prompts(
         tokens_BP=jnp.full((12, 3), MODEL.output_vocab),
         length_B=jnp.full((12,), 3),
+        least_B=jnp.zeros((12,), int),
         limit_B=jnp.full((12,), 60),
         key_B=row_keys(0, jnp.arange(12)),
+        sampling=RowSampling.of([Sampling()] * 12),
     )
-    settings = Settings(tree, EXACT, Sampling(), repeat_limit=100)
+    settings = Settings(tree, EXACT, repeat_limit=100)
     state = generate(model, prompts, settings=settings, slots=slots_needed(3, 60, tree))
     assert "eos" in [FINISH[code] for code in state.finish_B]
     for said_S, step_S, count, passes in zip(state.said_BS, state.step_BS, state.count_B, state.passes_B, strict=True):

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import special, stats
+from scipy import special
+from toys import check_counts
 
 from vadusa_jax.decode.accept import EXACT, Greedy, Position, Tolerance, draw
 from vadusa_jax.decode.draft import rank_drafts
@@ -54,12 +55,6 @@ def test_noise_differs_between_seeds_rows_positions_and_draws():
 
 
 # distribution
-
-
-def check_counts(token_M: np.ndarray, p_V: np.ndarray) -> None:
-    seen_V = np.bincount(token_M, minlength=len(p_V))
-    assert not seen_V[p_V == 0].any()
-    assert stats.chisquare(seen_V[p_V > 0], len(token_M) * p_V[p_V > 0]).pvalue > 1e-3
 
 
 @pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(0.8, top_k=7), Sampling(1.3, top_k=9, top_p=0.8)])

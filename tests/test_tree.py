@@ -13,7 +13,7 @@ from vadusa_jax.decode.accept import EXACT, Greedy, Tolerance
 from vadusa_jax.decode.fit import wide_tree
 from vadusa_jax.decode.modes import Mode, parse_mode
 from vadusa_jax.decode.tree import ROOT, Tree, TreeError, grow
-from vadusa_jax.decode.trees import FittedTree, Trees, device_kind
+from vadusa_jax.decode.trees import FittedTree, Trees, machine
 
 random_trees = st.builds(random_tree, seed=st.integers(0, 10**6), nodes=st.integers(1, 40))
 
@@ -139,7 +139,7 @@ def test_a_tree_beyond_the_heads_or_the_vocabulary_is_named(tree):
 
 def fitted(seed: int, nodes: int = 12) -> FittedTree:
     tree, expected_T = grow(one_right(seed, 50, 3, 4), nodes)
-    return FittedTree(tree, tuple(expected_T.tolist()), {device_kind(): 5}, ((0.5, 0.25), (0.4, 0.2)))
+    return FittedTree(tree, tuple(expected_T.tolist()), {machine(1): 5, machine(8): 3}, ((0.5, 0.25), (0.4, 0.2)))
 
 
 def test_trees_survive_saving(tmp_path):
@@ -154,6 +154,8 @@ def test_the_tree_of_a_mode():
     one, three = trees.by_rule["tolerance:1"].tree, trees.by_rule["tolerance:3"].tree
     assert trees.choose(parse_mode("ar")) == trees.choose(parse_mode("greedy_ar")) == ROOT
     assert trees.choose(Mode(EXACT)) == one.prune(5)  # what was fastest on this device
+    assert trees.choose(Mode(EXACT), batch=7) == one.prune(3)  # at the batch nearest to the one asked for
+    assert trees.choose(parse_mode("exact:chain=2")) == Tree(((), (0,), (0, 0)))
     assert trees.choose(Mode(EXACT, nodes=9)) == one.prune(9)
     assert trees.choose(Mode(Tolerance(7), nodes=9), heads=1) == three.prune(9, heads=1)  # the nearest rule
     with pytest.raises(TreeError, match="no tree was fitted for greedy"):

@@ -78,6 +78,8 @@ def test_what_was_spoken_is_consistent(voice, together):
 
 def test_an_immediate_eos_is_an_empty_result(folder):
     silent = Voice.load(folder)
+    decode = dataclasses.replace(silent.config.decode, least_per_phone=0.0)
+    silent = dataclasses.replace(silent, config=dataclasses.replace(silent.config, decode=decode))
     lean(silent.lm, silent.config.model.eos, 100.0)
     for spoken in silent.speak(TEXTS, EXACT):
         assert (spoken.finish, spoken.steps, spoken.block_of.tolist()) == ("eos", 1, [0])
@@ -86,7 +88,7 @@ def test_an_immediate_eos_is_an_empty_result(folder):
 
 @pytest.mark.parametrize("text", ["", " ", "...", "🙂", "你好"])
 def test_unspeakable_text_is_an_error_before_any_decoding(voice, text, monkeypatch):
-    monkeypatch.setattr("vadusa_jax.voice.generate", lambda *_, **__: pytest.fail("something was decoded"))
+    monkeypatch.setattr("vadusa_jax.voice.decode_each", lambda *_, **__: pytest.fail("something was decoded"))
     with pytest.raises(UnspeakableText):
         voice.speak(["Good morning.", text], EXACT, batch=1)
 

@@ -7,10 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from scipy import stats
 
-from vadusa_jax.config import Config, HeadsConfig, ModelConfig
-from vadusa_jax.decode.accept import EXACT, Greedy, Tolerance
-from vadusa_jax.decode.tree import Tree
+from vadusa_jax.config import Config, DecodeConfig, HeadsConfig, ModelConfig
+from vadusa_jax.decode.accept import EXACT, Greedy, Rule, Tolerance
+from vadusa_jax.decode.draft import Drafter, head_drafter
+from vadusa_jax.decode.loop import Prompts, State, generate
+from vadusa_jax.decode.prompts import make_settings
+from vadusa_jax.decode.tree import ROOT, Tree
 from vadusa_jax.decode.trees import FittedTree, Trees
 from vadusa_jax.model.folder import save_lm
 from vadusa_jax.model.heads import SpeechLM
@@ -20,15 +24,19 @@ from vadusa_jax.text import Vocabulary
 
 MODEL = ModelConfig(speech_vocab=19, text_vocab=12, layers=2, width=32, attention_heads=4, ffn=48, max_length=256)
 HEADS = HeadsConfig(count=4, layers=2)
+DECODE = DecodeConfig(temperature=0.9, top_k=12, top_p=0.97, repeat_limit=12)
+BATCH, SLOTS, REPEATS = 8, 256, 12  # the same everywhere: every other value is another compilation
 CODEC = CodecConfig(
     levels=(5, 4), encoder_width=8, encoder_layers=1, decoder_width=8, decoder_layers=1, refiner_layers=1,
     vocoder_width=8, vocoder_layers=1,
 )  # fmt: skip
 
 
-def toy_model(seed: int = 0, dtype: jnp.dtype = jnp.float32, model: ModelConfig = MODEL) -> SpeechLM:
+def toy_model(
+    seed: int = 0, dtype: jnp.dtype = jnp.float32, model: ModelConfig = MODEL, heads: HeadsConfig = HEADS
+) -> SpeechLM:
     """Random weights, large enough that the next token really depends on the whole context."""
-    lm = SpeechLM(model, HEADS, dtype, rngs=nnx.Rngs(seed))
+    lm = SpeechLM(model, heads, dtype, rngs=nnx.Rngs(seed))
     keys = iter(jax.random.split(jax.random.key(seed), 1000))
 
     def louder(x: jax.Array) -> jax.Array:
@@ -77,3 +85,55 @@ def toy_voice(folder: Path, seed: int = 0) -> Path:
     Trees({rule.name: fitted for rule in (Greedy(), EXACT, Tolerance(3))}).save(folder / "trees.json")
     new_codec(CODEC, seed).save(folder / "codec")
     return folder
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What one row of a batch said."""
+
+    tokens: tuple[int, ...]
+    steps: tuple[int, ...]  # the pass that decided each token
+    passes: int
+    finish: int
+
+
+def random_prompts(rng: np.random.Generator, rows: int = BATCH, longest: int = 60, limit: int = 40) -> list[list[int]]:
+    return [rng.integers(0, MODEL.vocab, rng.integers(1, longest + 1)).tolist() for _ in range(rows)]
+
+
+def speak(
+    lm: SpeechLM,
+    prompts: Prompts,
+    tree: Tree = ROOT,
+    rule: Rule = EXACT,
+    slots: int = SLOTS,
+    decode: DecodeConfig = DECODE,
+    drafter: Drafter | None = None,
+    coupled: bool = True,
+) -> list[Row]:
+    settings = make_settings(tree, rule, decode, coupled)
+    state = generate(lm, prompts, settings=settings, slots=slots, drafter=drafter or head_drafter(lm))
+    return rows_of(state)
+
+
+def rows_of(state: State) -> list[Row]:
+    """What each row of a state has said."""
+    state = jax.device_get(dataclasses.replace(state, memory=None))
+    rows = []
+    for b, count in enumerate(state.count_B):
+        assert not state.said_BS[b, count:].any()  # nothing is said after the end
+        tokens, steps = state.said_BS[b, :count].tolist(), state.step_BS[b, :count].tolist()
+        rows.append(Row(tuple(tokens), tuple(steps), int(state.passes_B[b]), int(state.finish_B[b])))
+    return rows
+
+
+def said(rows: list[Row]) -> list[tuple[tuple[int, ...], int]]:
+    return [(row.tokens, row.finish) for row in rows]
+
+
+def check_counts(token_M: np.ndarray, p_V: np.ndarray) -> None:
+    """Tokens are distributed as p, and those without probability never come."""
+    seen_V = np.bincount(token_M, minlength=len(p_V))
+    assert not seen_V[p_V == 0].any()
+    p_V = p_V.astype(np.float64) / p_V.sum(dtype=np.float64)
+    assert stats.chisquare(seen_V[p_V > 0], len(token_M) * p_V[p_V > 0]).pvalue > 1e-3

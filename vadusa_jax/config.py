@@ -73,6 +73,10 @@ class DecodeConfig:
     extra_tokens: int = 75  # and at most extra_tokens + tokens_per_phone * n; then it ends: `length`
     tokens_per_phone: float = 6.0
     repeat_limit: int = 100  # one token this often in a row ends with `repeat`
+    typical_eps: float = 0.09  # typical acceptance (arXiv 2401.10774)
+    typical_alpha: float = 0.3
+    pcg_threshold: float = 0.5  # cosine above which two speech tokens are alike (arXiv 2511.13732)
+    ssd_beta: float = 0.0  # added to the chance of a draft model's token (arXiv 2505.15380); 0: lossless
 
 
 @dataclasses.dataclass(frozen=True)

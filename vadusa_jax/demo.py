@@ -29,9 +29,9 @@ SEEDS = flags.DEFINE_integer("seeds", 1, "How often each sentence is spoken.", l
 def main(argv: list[str]) -> None:
     del argv
     logging.set_verbosity(logging.WARNING)
-    out, modes = Path(OUT.value), {name: parse_mode(name, NODES.value) for name in MODES.value}
+    out, voice = Path(OUT.value), Voice.load(MODEL.value)
+    modes = {name: parse_mode(name, NODES.value, voice.config.decode) for name in MODES.value}
     sentences = [Sentence(f"say{i}", text) for i, text in enumerate(SAY.value, 1)] or load_testset("heldout")[:5]
-    voice = Voice.load(MODEL.value)
     speakable, set_aside = split_speakable(voice, sentences)
     if set_aside:
         raise app.UsageError(f"--say: {set_aside[0][1]}")

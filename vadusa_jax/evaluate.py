@@ -36,9 +36,9 @@ CPU_THREADS = flags.DEFINE_integer("cpu_threads", 2, "Clips transcribed at the s
 def main(argv: list[str]) -> None:
     del argv
     logging.set_verbosity(logging.WARNING)
-    out, modes = Path(OUT.value), {name: parse_mode(name, nodes=NODES.value) for name in MODES.value}
+    out, voice = Path(OUT.value), Voice.load(MODEL.value)
+    modes = {name: parse_mode(name, NODES.value, voice.config.decode) for name in MODES.value}
     sentences, blank = read_sentences(TEXTS.value)
-    voice = Voice.load(MODEL.value)
     speakable, set_aside = split_speakable(voice, sentences[: LIMIT.value])
     if not speakable:
         raise app.UsageError(f"no sentence in {TEXTS.value} can be spoken ({blank} blank, {len(set_aside)} others)")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from absl import app, flags
 
+from vadusa_jax.decode import transitions
 from vadusa_jax.model.folder import save_lm
 from vadusa_jax.training.checkpoint import load_trained
 from vadusa_jax.voice import Voice
@@ -15,6 +16,7 @@ from vadusa_jax.voice import Voice
 _WORKDIR = flags.DEFINE_string("workdir", None, "Training run.", required=True)
 _CODEC = flags.DEFINE_string("codec", None, "Codec folder.", required=True)
 _TREES = flags.DEFINE_string("trees", None, "Fitted trees; trees.json of the run by default.")
+_DRAFT = flags.DEFINE_string("draft", None, "Training run of a small language model that drafts for this one.")
 _CARD = flags.DEFINE_string("card", None, "Model card (Markdown) to put beside the weights.")
 _OUT = flags.DEFINE_string("out", None, "Folder to write; replaced as a whole.", required=True)
 
@@ -27,6 +29,10 @@ def main(_) -> None:
     shutil.copyfile(run / "vocabulary.json", aside / "vocabulary.json")
     shutil.copyfile(_TREES.value or run / "trees.json", aside / "trees.json")
     shutil.copytree(_CODEC.value, aside / "codec")
+    if (run / transitions.FILE).exists():
+        shutil.copyfile(run / transitions.FILE, aside / transitions.FILE)
+    if _DRAFT.value:
+        save_lm(aside / "draft", *load_trained(Path(_DRAFT.value)))
     if _CARD.value:
         shutil.copyfile(_CARD.value, aside / "card.md")
     Voice.load(aside)  # what cannot be loaded is not put in place

@@ -15,13 +15,13 @@ import soundfile
 from absl import app, flags
 from tqdm import tqdm
 
-from vadusa_jax.decode.modes import parse_mode
+from vadusa_jax.decode.modes import HELP, parse_mode
 from vadusa_jax.voice import DEMO_MODEL, Voice
 
 _TEXT = flags.DEFINE_multi_string("text", [], "Text to speak; may be given several times.")
 _TEXT_FILE = flags.DEFINE_string("text_file", None, "File with one text a line.")
 _MODEL = flags.DEFINE_string("model", str(DEMO_MODEL), "Voice folder.")
-_MODE = flags.DEFINE_string("mode", "tolerance", "ar, greedy_ar, exact, greedy, or tolerance (with --tolerance).")
+_MODE = flags.DEFINE_string("mode", "tolerance", f"{HELP}. A bare `tolerance` takes --tolerance.")
 _TOLERANCE = flags.DEFINE_integer("tolerance", 3, "Draws that a drafted token may match; 1 is exact.", lower_bound=1)
 _NODES = flags.DEFINE_integer(
     "nodes", None, "Nodes of the draft tree; what was fastest here by default.", lower_bound=1
@@ -47,7 +47,7 @@ def main(_) -> None:
     if not texts:
         raise app.UsageError("nothing to say: give --text or --text_file")
     name = f"tolerance:{_TOLERANCE.value}" if _MODE.value == "tolerance" else _MODE.value
-    mode, out = parse_mode(name, _NODES.value), Path(_OUT.value)
+    mode, out = parse_mode(name, _NODES.value, voice.config.decode), Path(_OUT.value)
     out.mkdir(parents=True, exist_ok=True)
     records = [{}] * len(texts)
     each = voice.speak_each(texts, mode, _SEED.value, _BATCH.value, heads=_HEADS.value)

@@ -1,6 +1,7 @@
 """A voice: the folder that holds everything needed to speak, and text to waveform in one call.
 
-config.json  vocabulary.json  model.safetensors  trees.json  codec/  card.md
+config.json  vocabulary.json  model.safetensors  trees.json  codec/  card.md, and where there are any
+transitions.safetensors (for Viterbi) and draft/ (a small language model).
 """
 
 import dataclasses
@@ -12,6 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from vadusa_jax.config import Config
+from vadusa_jax.decode import transitions
+from vadusa_jax.decode.draft import Drafter, DraftLM, Viterbi, head_drafter
 from vadusa_jax.decode.loop import Prompts, Settings
 from vadusa_jax.decode.modes import Mode
 from vadusa_jax.decode.prompts import TooLong, make_settings, text_prompts, token_limit
@@ -49,6 +52,8 @@ class Voice:
     vocabulary: Vocabulary
     trees: Trees
     codec: Codec
+    log_transition_VV: np.ndarray | None = None  # of neighbouring speech tokens, for Viterbi
+    draft: SpeechLM | None = None  # a small language model that drafts for this one
 
     def __post_init__(self):
         model = self.config.model
@@ -74,6 +79,8 @@ class Voice:
             Vocabulary.load(folder / "vocabulary.json"),
             Trees.load(folder / "trees.json"),
             load_codec(folder / "codec"),
+            transitions.load_transitions(folder),
+            load_lm(folder / "draft")[1] if (folder / "draft").exists() else None,
         )
 
     def speak(
@@ -97,8 +104,9 @@ class Voice:
         phones = [phonemize(text) for text in texts]
         if not texts:
             return
-        prompts, settings = self.prompts(texts, phones, seed), self.settings(mode, heads)
-        for i, said in decode_each(self.lm, prompts, settings=settings, batch=batch or len(texts)):
+        batch, prompts = batch or len(texts), self.prompts(texts, phones, seed)
+        settings, drafter = self.settings(mode, heads, batch), self.drafter(mode)
+        for i, said in decode_each(self.lm, prompts, settings=settings, batch=batch, drafter=drafter):
             tokens = said.tokens[:-1] if said.finish == "eos" else said.tokens
             wave = self.codec.decode(tokens)
             now = time.perf_counter()
@@ -131,8 +139,21 @@ class Voice:
         numbers = [zlib.crc32(text.encode()) for text in texts]
         return text_prompts([self.vocabulary.encode(p) for p in phones], SEP, numbers, seed, self.config)
 
-    def settings(self, mode: Mode, heads: int | None = None) -> Settings:
+    def settings(self, mode: Mode, heads: int | None = None, batch: int = 1) -> Settings:
         """What the decode loop compiles for a mode on this device."""
-        decode = self.config.decode
-        tree = self.trees.choose(mode, heads)
-        return make_settings(tree, mode.rule, decode, mode.coupled)
+        if mode.drafter == "viterbi" and not mode.chain:
+            mode = dataclasses.replace(mode, chain=self.config.heads.count)
+        tree = self.trees.choose(mode, batch, heads)
+        return make_settings(tree, mode.rule, self.config.decode, mode.coupled)
+
+    def drafter(self, mode: Mode) -> Drafter:
+        """Who drafts in a mode; ValueError if this voice lacks what it takes."""
+        if mode.drafter == "viterbi":
+            if self.log_transition_VV is None:
+                raise ValueError(f"this voice has no {transitions.FILE}: `python -m vadusa_jax.fit_tree` writes it")
+            return Viterbi(self.log_transition_VV)
+        if mode.drafter == "lm":
+            if self.draft is None:
+                raise ValueError("this voice has no draft model: train a small one and export with --draft")
+            return DraftLM(self.draft.backbone)
+        return head_drafter(self.lm)

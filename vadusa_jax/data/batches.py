@@ -118,6 +118,12 @@ def filled_share(batch: Batch) -> float:
     return float(np.mean(batch["segments_BT"] > 0))
 
 
+def read_tokens(folder: str, model: ModelConfig, split: str) -> Iterator[np.ndarray]:
+    """The speech tokens of each record of a split, with EOS behind them."""
+    for record in _source(DataConfig(dir=folder), model, split):
+        yield np.append(record["tokens"], model.eos)
+
+
 def read_phones(folder: str, model: ModelConfig, split: str) -> list[list[int]]:
     """The phones of each record of a split, as ids in the vocabulary of text symbols."""
     return [record["phones"].tolist() for record in _source(DataConfig(dir=folder), model, split)]

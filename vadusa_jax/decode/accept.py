@@ -138,8 +138,8 @@ EXACT = Tolerance(1)
 class Typical(_Unaided):
     """Accepts x if p(x) > min(eps, alpha exp(-H(p))) (Medusa, arXiv 2401.10774, section 2.3.1). No guarantee."""
 
-    eps: float = 0.09
-    alpha: float = 0.3
+    eps: float
+    alpha: float
     draws = 1
 
     @property
@@ -182,12 +182,12 @@ class Pcg:
     exactly; without drafts so do tokens; at a threshold of 1 the output equals `exact`, token for token by seed.
     """
 
-    threshold: float = 0.5
+    threshold: float
     draws, coupled = 2, 1  # one for the group, one for the token within
 
     @property
     def name(self) -> str:
-        return f"pcg:{self.threshold:g}"
+        return f"pcg:threshold={self.threshold:g}"
 
     def table(self, embedding_VD: jax.Array) -> jax.Array:
         """`[V, V]`: whether group g holds token t. EOS, the last token, is alone in its group and in no other."""
@@ -220,7 +220,7 @@ class Ssd:
     its q: a draft language model, which drafts a chain.
     """
 
-    beta: float = 0.0
+    beta: float
     draws, coupled = 3, 0  # the residual's, the judge's (its first number), and the drafter's own
 
     def __post_init__(self):
@@ -229,13 +229,14 @@ class Ssd:
 
     @property
     def name(self) -> str:
-        return f"ssd:{self.beta:g}"
+        return f"ssd:beta={self.beta:g}"
 
     def table(self, embedding_VD: jax.Array) -> None:
         return None
 
     def say(self, at: Position, table: None) -> jax.Array:
-        residual = jnp.maximum(jnp.exp(at.log_p) - jnp.exp(at.log_q), 0.0)
+        q = 0.0 if at.log_q is None else jnp.exp(at.log_q)  # nothing was drafted for the first token
+        residual = jnp.maximum(jnp.exp(at.log_p) - q, 0.0)
         some = jnp.sum(residual, axis=-1, keepdims=True) > 0  # p = q to the last bit: refused by rounding alone
         return likeliest(jnp.where(some, jnp.log(residual), at.log_p) + at.noise[..., 0, :])
 
@@ -276,6 +277,7 @@ def judge(rule: Rule, tree: Tree, token_BT: jax.Array, at: Position, table: Any)
     ok_BT = rule.accepts(at, child_BTC, table)[mine] | is_root_T
     whole_BT = jnp.all(ok_BT[:, None, :] | ~mask_TT, axis=-1)
     edge_BT = jnp.where(ok_BT & ~is_root_T, _at(at.log_p, child_BTC)[mine], 0.0)
+    edge_BT = jnp.maximum(edge_BT, -1e30)  # a token drawn again may be one that the filters removed
     likelihood_BT = jnp.sum(jnp.where(mask_TT, edge_BT[:, None, :], 0.0), axis=-1)
     depth_BT = jnp.where(whole_BT, jnp.asarray(tree.depth_T), -1)
     accepted_B = jnp.max(depth_BT, axis=-1)

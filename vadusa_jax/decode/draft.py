@@ -16,7 +16,7 @@ from vadusa_jax.decode.sampling import likeliest, likeliest_few
 from vadusa_jax.decode.tree import Tree, TreeError, chain
 from vadusa_jax.model import cache as kv
 from vadusa_jax.model.backbone import Backbone
-from vadusa_jax.model.heads import SpeechLM
+from vadusa_jax.model.heads import SequentialHeads, SpeechLM
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,9 +85,6 @@ class Medusa(_Memoryless):
         return guess_BJR[:, jnp.asarray(tree.depth_T[1:] - 1), jnp.asarray(tree.rank_T[1:])], None, None
 
 
-MEDUSA = Medusa()
-
-
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Sequential(_Memoryless):
@@ -106,6 +103,14 @@ class Sequential(_Memoryless):
             z_BID = z_BID[:, np.array([parents.index(tree.parent_T[i]) for i in inner], np.int32)]
             parents = inner
         return jnp.stack([token[i] for i in range(1, len(tree))], axis=1), None, None
+
+
+MEDUSA = Medusa()
+
+
+def head_drafter(model: SpeechLM) -> Drafter:
+    """The drafter that goes with a model's heads."""
+    return Sequential() if isinstance(model.heads, SequentialHeads) else MEDUSA
 
 
 @jax.tree_util.register_dataclass
@@ -143,16 +148,6 @@ class Viterbi(_Memoryless):
             tokens.insert(0, guess_BDR[rows, d, at_B])
             at_B = back[d - 1][rows, at_B] if d else at_B
         return jnp.stack(tokens, axis=1), None, None
-
-
-def transitions(sequences: Sequence[np.ndarray], vocab: int, unseen: float = 0.01) -> np.ndarray:
-    """Log-probabilities `[V, V]` of the next token, from token sequences that end with EOS; `unseen` is added to each
-    count, so that no transition is impossible.
-    """
-    count_VV = np.full((vocab, vocab), unseen)
-    for sequence in sequences:
-        np.add.at(count_VV, (sequence[:-1], sequence[1:]), 1.0)
-    return np.log(count_VV / count_VV.sum(axis=1, keepdims=True)).astype(np.float32)
 
 
 @jax.tree_util.register_dataclass

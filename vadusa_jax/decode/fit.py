@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ import numpy as np
 
 from vadusa_jax.config import DecodeConfig
 from vadusa_jax.decode.accept import EXACT, Greedy, Rule
-from vadusa_jax.decode.draft import rank_drafts
+from vadusa_jax.decode.draft import head_drafter, rank_drafts
 from vadusa_jax.decode.loop import (
     Prompts,
     Settings,
@@ -25,7 +25,7 @@ from vadusa_jax.decode.loop import (
 from vadusa_jax.decode.prompts import make_prompts, make_settings, slots_bucket, slots_for, take_rows
 from vadusa_jax.decode.queue import decode_all
 from vadusa_jax.decode.tree import ROOT, Tree, grow
-from vadusa_jax.decode.trees import FittedTree, device_kind
+from vadusa_jax.decode.trees import FittedTree, machine
 from vadusa_jax.model.heads import SpeechLM
 
 RANKS = 10  # guesses of a head that are considered
@@ -90,23 +90,36 @@ def measure_step_s(
     """Seconds of one decode step with this tree on this device: the best of a few runs."""
     prompt = [list(range(lm.backbone.config.eos + 1, lm.backbone.config.eos + 33))] * batch
     prompts = make_prompts(prompt, [tokens] * batch, list(range(batch)), 0, decode)
-    settings = make_settings(tree, EXACT, dataclasses.replace(decode, repeat_limit=10**6))
+    settings, drafter = make_settings(tree, EXACT, dataclasses.replace(decode, repeat_limit=10**6)), head_drafter(lm)
     slots = slots_bucket(slots_needed(len(prompt[0]), 2 * tokens, tree))
     seconds = []
     for _ in range(repeats + 1):
-        state = jax.block_until_ready(prefill(lm, prompts, settings=settings, slots=slots))
+        state = jax.block_until_ready(prefill(lm, prompts, settings=settings, slots=slots, drafter=drafter))
         began = time.perf_counter()
-        state = jax.block_until_ready(advance(lm, prompts, state, settings=settings))
+        state = jax.block_until_ready(advance(lm, prompts, state, settings=settings, drafter=drafter))
         seconds.append((time.perf_counter() - began) / max(int(state.passes_B.max()) - 1, 1))
     return min(seconds[1:])
 
 
-def fit(hits_MKR: np.ndarray, nodes: int, step_s: dict[int, float]) -> FittedTree:
-    """Grows the tree for measured hits and picks the size with most tokens per second at measured step times."""
+def fit(hits_MKR: np.ndarray, nodes: int, step_s: Mapping[int, Mapping[int, float]]) -> FittedTree:
+    """Grows the tree for measured hits and picks the size with most tokens per second at measured step times.
+
+    `step_s[batch][nodes]` are seconds of a step. One node is plain decoding: it wins where drafts would lose.
+    """
     tree, expected_T = grow(hits_MKR, nodes)
-    best = max((t for t in step_s if t <= len(tree)), key=lambda t: expected_T[t - 1] / step_s[t])
+
+    def best(seconds: Mapping[int, float]) -> int:
+        return max((t for t in seconds if t <= len(tree)), key=lambda t: expected_T[t - 1] / seconds[t])
+
+    fastest = {machine(batch): best(seconds) for batch, seconds in step_s.items()}
     accuracy_KR = tuple(tuple(round(float(a), 4) for a in row) for row in hits_MKR.mean(0))
-    return FittedTree(tree, tuple(np.round(expected_T, 4).tolist()), {device_kind(): best}, accuracy_KR)
+    return FittedTree(tree, tuple(np.round(expected_T, 4).tolist()), fastest, accuracy_KR)
+
+
+def realised(lm: SpeechLM, prompts: Prompts, decode: DecodeConfig, rule: Rule, tree: Tree, batch: int = 10) -> float:
+    """Tokens per step, prefills and their tokens left out, when the prompts are really spoken with this tree."""
+    said = decode_all(lm, prompts, settings=make_settings(tree, rule, decode), batch=batch, drafter=head_drafter(lm))
+    return sum(len(one.tokens) - 1 for one in said) / max(sum(one.steps - 1 for one in said), 1)
 
 
 def wide_tree(heads: int, nodes: int) -> Tree:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import jax
 
-from vadusa_jax.decode.accept import Rule, Tolerance
+from vadusa_jax.decode.accept import Greedy, Rule, Tolerance
 from vadusa_jax.decode.modes import Mode
-from vadusa_jax.decode.tree import Tree, TreeError
+from vadusa_jax.decode.tree import Tree, TreeError, chain
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +21,7 @@ class FittedTree:
 
     tree: Tree
     expected_T: tuple[float, ...]  # tokens that a step is expected to commit with the first T nodes
-    nodes: Mapping[str, int]  # device kind -> tree size that gave most tokens per second there
+    nodes: Mapping[str, int]  # `machine(batch)` -> tree size that gave most tokens per second there
     accuracy_KR: tuple[tuple[float, ...], ...]  # how often the r-th guess of head k would be accepted
 
 
@@ -31,24 +31,33 @@ class Trees:
 
     by_rule: Mapping[str, FittedTree]
 
-    def choose(self, mode: Mode, heads: int | None = None) -> Tree:
-        """The tree for a mode on this device, using no more than the first `heads` heads."""
+    def choose(self, mode: Mode, batch: int = 1, heads: int | None = None) -> Tree:
+        """The tree for a mode on this device at this size of batch, using no more than the first `heads` heads.
+
+        Where the mode names no size it is what `fit_tree` found fastest here (1, plain decoding, where drafts would
+        lose), at the nearest size of batch that was measured; on a device that was never measured, the whole tree.
+        """
+        if mode.chain:
+            return chain(min(mode.chain, heads or mode.chain))
         if mode.nodes == 1:
             return Tree()
         fitted = self._fitted(mode.rule)
-        nodes = mode.nodes or fitted.nodes.get(device_kind()) or len(fitted.tree)
+        nodes = mode.nodes or _nearest(fitted.nodes, batch) or len(fitted.tree)
         if nodes > len(fitted.tree):
             raise TreeError(f"asked for {nodes} nodes, the fitted tree has {len(fitted.tree)}: run fit_tree with more")
         return fitted.tree.prune(nodes, heads)
 
     def _fitted(self, rule: Rule) -> FittedTree:
+        """The tree of the rule, or of its nearest kin: the same rule with other settings, or a tolerance."""
         if rule.name in self.by_rule:
             return self.by_rule[rule.name]
-        draws = [int(name.split(":")[1]) for name in self.by_rule if name.startswith("tolerance:")]
-        if not isinstance(rule, Tolerance) or not draws:
+        kin = [name for name in self.by_rule if name.split(":")[0] == rule.name.split(":")[0]]
+        kin = kin or [name for name in self.by_rule if name.startswith("tolerance:") and not isinstance(rule, Greedy)]
+        if not kin:
             raise TreeError(f"no tree was fitted for {rule.name}; there are {sorted(self.by_rule)}: run fit_tree")
-        nearest = min(draws, key=lambda n: (abs(n - rule.draws), n))
-        return self.by_rule[f"tolerance:{nearest}"]
+        if isinstance(rule, Tolerance):
+            kin.sort(key=lambda name: abs(int(name.split(":")[1]) - rule.draws))
+        return self.by_rule[kin[0]]
 
     def check(self, heads: int, vocab: int) -> None:
         """Raises TreeError when a tree does not fit the model."""
@@ -83,6 +92,13 @@ class Trees:
         return cls(by_rule)
 
 
-def device_kind() -> str:
-    """The device that decoding runs on, as fitted trees name it."""
-    return jax.devices()[0].device_kind.lower()
+def machine(batch: int) -> str:
+    """The device that decoding runs on and the size of its batch, as fitted trees name it."""
+    return f"{jax.devices()[0].device_kind.lower()}, batch {batch}"
+
+
+def _nearest(nodes: Mapping[str, int], batch: int) -> int | None:
+    """The size that was found on this device at the measured batch nearest to this one."""
+    kind, _, _ = machine(batch).rpartition(" ")
+    measured = {int(name.rpartition(" ")[2]): size for name, size in nodes.items() if name.startswith(kind)}
+    return measured[min(measured, key=lambda b: abs(b - batch))] if measured else None

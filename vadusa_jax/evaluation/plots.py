@@ -9,6 +9,8 @@ import matplotlib
 import numpy as np
 from scipy import signal
 
+from vadusa_jax.decode.tree import Tree
+from vadusa_jax.decode.trees import FittedTree
 from vadusa_jax.evaluation import metrics
 from vadusa_jax.evaluation.clips import Clip
 
@@ -77,6 +79,33 @@ def plot_spectrograms(path: Path, clips: Sequence[Clip]) -> None:
     )
     figure.suptitle(f"“{clips[0].sentence.text}”")
     _save(figure, path)
+
+
+def plot_trees(path: Path, fitted: Mapping[str, FittedTree]) -> None:
+    """Draws each rule's tree from the root down: a line's width is how often its guess would be accepted."""
+    figure, axes = plt.subplots(len(fitted), 1, figsize=(12, 3 * len(fitted)), squeeze=False)
+    for axis, (name, f) in zip(axes[:, 0], fitted.items(), strict=True):
+        x_T = _leaf_positions(f.tree)
+        for i in range(1, len(f.tree)):
+            parent, depth = f.tree.parent_T[i], f.tree.depth_T[i]
+            width = 0.3 + 4 * f.accuracy_KR[depth - 1][f.tree.rank_T[i]]
+            axis.plot([x_T[parent], x_T[i]], [1 - depth, -depth], color="tab:blue", linewidth=width, zorder=1)
+        order = axis.scatter(x_T, -f.tree.depth_T, c=range(1, len(f.tree) + 1), s=40, cmap="viridis_r", zorder=2)
+        figure.colorbar(order, ax=axis, label="node, in order of growth")
+        chosen = ", ".join(f"{nodes} nodes on {where}" for where, nodes in f.nodes.items())
+        axis.set(title=f"{name}: {chosen}", ylabel="depth", xticks=[], yticks=range(0, -f.tree.depth - 1, -1))
+    _save(figure, path)
+
+
+def _leaf_positions(tree: Tree) -> np.ndarray:
+    """Where each node is drawn from left to right: leaves side by side, a parent above the middle of its children."""
+    x_T, leaves = np.zeros(len(tree)), 0
+    for path in sorted(tree.paths, key=lambda p: (*p, np.inf)):  # children before their parent
+        i = tree.paths.index(path)
+        children = [j for j in range(1, len(tree)) if tree.parent_T[j] == i]
+        x_T[i] = np.mean(x_T[children]) if children else leaves
+        leaves += not children
+    return x_T
 
 
 def _draw_spectrogram(axis: plt.Axes, clip: Clip) -> None:
