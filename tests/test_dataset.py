@@ -26,6 +26,7 @@ class LoudnessCodec:
     frame_rate: float = 50.0
     vocab_size: int = 64
     sample_rate: int = 16_000
+    receptive_field: int = 0
 
     def encode(self, wave_P: np.ndarray) -> np.ndarray:
         frames = wave_P[: len(wave_P) // 320 * 320].reshape(-1, 320)

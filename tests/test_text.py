@@ -8,7 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from vadusa_jax.text import PAD, SEP, UnspeakableText, Vocabulary, normalize, phonemize
+from vadusa_jax.evaluation.testsets import load_testset
+from vadusa_jax.text import PAD, SEP, UnspeakableText, Vocabulary, normalize, phonemize, split_sentences
 
 ENGLISH = Vocabulary.english()
 MARKS = ",.?!"
@@ -91,6 +92,71 @@ def test_known_phones():
 def test_long_text_stays_one_utterance():
     sentence = "the quick brown fox, it jumps. "
     assert phonemize(sentence * 100).count(phonemize("fox,")[:-1]) == 100
+
+
+# Sentences
+
+
+@settings(max_examples=200)
+@given(st.text(max_size=80), st.integers(1, 60))
+@example("\x1c.\x1f a", 1)
+def test_pieces_have_the_words_of_the_text_and_each_can_be_spoken(text, limit):
+    try:
+        phonemize(text)
+    except UnspeakableText:
+        with pytest.raises(UnspeakableText):
+            split_sentences(text, limit)
+        return
+    pieces = split_sentences(text, limit)
+    assert [word for piece in pieces for word in piece.split()] == text.split()
+    assert all(phonemize(piece) for piece in pieces)
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(st.tuples(WORDS, st.sampled_from(["", ".", ",", "?", "!", ";", " —", "\n"])), min_size=1),
+    st.integers(1, 60),
+)
+def test_only_a_word_by_itself_exceeds_the_limit(parts, limit):
+    text = " ".join(word + mark for word, mark in parts)
+    pieces = split_sentences(text, limit)
+    assert [word for piece in pieces for word in piece.split()] == text.split()
+    for piece in pieces:
+        assert len(phonemize(piece)) <= limit or len([w for w in piece.split() if w != "—"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "limit", "pieces"),
+    [
+        ("It is late. Why are you here? Go home now!", 99, ["It is late.", "Why are you here?", "Go home now!"]),
+        ("Dr. Smith of the U.S. Army paid $3.14 at 5 p.m. on Monday.", 200, None),
+        ("J. R. R. Tolkien wrote a long book.", 99, None),
+        ('"Why did you do it?" he asked.', 99, None),
+        ("“It rained all day.” She closed the window.", 99, ["“It rained all day.”", "She closed the window."]),
+        ("Chapter One Hundred\n\nit was dark\nand stormy", 99, ["Chapter One Hundred", "it was dark\nand stormy"]),
+        ("Yes. No! I will come tomorrow.", 99, ["Yes. No! I will come tomorrow."]),
+        ("I will come tomorrow. Yes.", 99, None),
+        ("... We came home. 🙂 ?! Then we slept. ...", 99, ["... We came home. 🙂 ?!", "Then we slept. ..."]),
+        ("I will wait, he will not wait at all", 30, ["I will wait,", "he will not wait at all"]),
+        ("no, the quick brown fox jumps", 28, ["no, the quick brown", "fox jumps"]),  # a comma far from the middle
+        ("hello supercalifragilistic hello", 9, ["hello", "supercalifragilistic", "hello"]),
+    ],
+)
+def test_where_a_text_is_cut(text, limit, pieces):
+    assert split_sentences(text, limit) == (pieces or [text])
+
+
+@pytest.mark.parametrize("name", ["heldout", "everyday"])
+def test_sentences_of_a_paragraph_are_said_as_in_the_paragraph(name):
+    sentences = [sentence.text for sentence in load_testset(name)]
+    text = " ".join(sentences)
+    assert split_sentences(text, 200) == sentences
+    assert " ".join(map(phonemize, split_sentences(text, 200))) == phonemize(text)
+
+
+def test_a_limit_below_one_phone_is_refused():
+    with pytest.raises(ValueError, match="at least 1"):
+        split_sentences("hello", 0)
 
 
 def test_ids_are_stable():

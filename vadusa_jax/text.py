@@ -6,6 +6,7 @@ between words, and the marks , . ? ! that carry prosody.
 
 import dataclasses
 import functools
+import itertools
 import json
 import logging
 import os
@@ -26,6 +27,12 @@ _ABBREVIATIONS = {"dr": "doctor", "mr": "mister", "mrs": "missus", "ms": "miz", 
 _INITIALS = re.compile(r"\b(?:[A-Za-z]\.){2,}")  # U.S., a.m.
 _ABBREVIATION = re.compile(rf"\b({'|'.join(_ABBREVIATIONS)})\.(?= \w)", re.IGNORECASE)
 _SIGNS = "$£€%&@#+=/*°'-"
+# Where a text may be cut: after a word that ends so.
+_END = re.compile(r"[.?!\u2026]+[\"'\u2019\u201d)\]]*$")
+_NO_END = re.compile(rf"\W*(?:(?:[A-Za-z]\.)+[A-Za-z]|[A-HJ-Z]|(?i:{'|'.join(_ABBREVIATIONS)}))\.$")  # p.m., J. Smith
+_CLAUSE = re.compile(r"(?:[,;:)\]\u2012-\u2015-]|[,;:]['\"\u2019\u201d])$")
+_SPACE, _COMMA, _WEAK, _STRONG = range(4)
+SHORT = 12  # phones, about a second: a piece below this sounds better with its neighbour
 _MARK_RUN = re.compile(rf"\s*(?:(?<!\d)[{_MARKS}]|[{_MARKS}](?!\d))[{_MARKS}\s]*")
 
 
@@ -103,6 +110,70 @@ def _speak(piece: str) -> str:
         return ""
     entries = _espeak().phonemize([piece], strip=True)
     return " ".join(" ".join(entries).replace("_", "").split())
+
+
+def split_sentences(text: str, limit: int) -> list[str]:
+    """The text as pieces to be spoken one by one: its sentences, cut further where they have over `limit` phones.
+
+    Only spaces are cut at, so the words of the pieces are `text.split()`. A sentence ends with . ? ! or a line break,
+    not after an abbreviation or an initial, and not before a small letter ('"Why?" he asked'). A sentence over the
+    limit is halved near its middle, at such a mark before a small letter, or else at a comma, semicolon, colon or dash,
+    or else at a space. A piece below SHORT phones goes with the next one (the last: with the one before) if both fit.
+
+    What has no phones alone ("...", an emoji) stays with its neighbour, so every piece can be phonemized. Over the
+    limit is only a word that has more phones by itself. Raises UnspeakableText where `phonemize` does, and ValueError
+    for a limit below 1.
+    """
+    if limit < 1:
+        raise ValueError(f"limit must be at least 1 phone, got {limit}")
+    words = list(re.finditer(r"\S+", text))
+    gaps = [_gap(text, before, after) for before, after in itertools.pairwise(words)]
+
+    def between(start: int, stop: int) -> str:
+        return text[words[start].start() : words[stop - 1].end()]
+
+    bounds = [0, *(i + 1 for i, gap in enumerate(gaps) if gap == _STRONG), len(words)]
+    spans = [s for start, stop in itertools.pairwise(bounds) for s in _halve(between, gaps, start, stop, limit)]
+    joined = []
+    for i, (start, stop) in enumerate(spans):
+        if joined:
+            before, here = _count(between(*joined[-1])), _count(between(start, stop))
+            lonely = before < SHORT or (here < SHORT and i == len(spans) - 1)
+            if not before or not here or (lonely and _count(between(joined[-1][0], stop)) <= limit):
+                start = joined.pop()[0]
+        joined.append((start, stop))
+    if len(joined) < 2:
+        phonemize(text)  # raises where there is nothing to say
+    return [between(*span) for span in joined]
+
+
+def _gap(text: str, before: re.Match, after: re.Match) -> int:
+    """How good a place to cut the space between two words is."""
+    goes_on = re.match(r"\W*[a-z]", after[0]) is not None
+    between = text[before.end() : after.start()]
+    if between.count("\n") > 1 or ("\n" in between and not goes_on):
+        return _STRONG
+    if _END.search(before[0]) and not _NO_END.match(before[0]):
+        return _WEAK if goes_on else _STRONG
+    return _COMMA if _CLAUSE.search(before[0]) or re.match(r"[(\[\u2012-\u2015]|-+$", after[0]) else _SPACE
+
+
+def _halve(between, gaps: list[int], start: int, stop: int, limit: int) -> list[tuple[int, int]]:
+    """Spans of words that cover start .. stop, each within the limit or one word."""
+    if stop - start < 2 or _count(between(start, stop)) <= limit:
+        return [(start, stop)] if stop > start else []
+    reached = list(itertools.accumulate(_count(between(i, i + 1)) for i in range(start, stop)))
+    offset = {start + 1 + i: abs(done / max(reached[-1], 1) - 0.5) for i, done in enumerate(reached[:-1])}
+    # In the middle half the kind of gap decides, and outside it the distance from the middle alone.
+    cut = min(offset, key=lambda i: (-gaps[i - 1], offset[i]) if offset[i] <= 0.25 else (1, offset[i]))
+    return _halve(between, gaps, start, cut, limit) + _halve(between, gaps, cut, stop, limit)
+
+
+def _count(text: str) -> int:
+    try:
+        return len(phonemize(text))
+    except UnspeakableText:
+        return 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,7 @@ from vadusa_jax.speech.vocoder import Vocoder
 from vadusa_jax.weights import load_weights, save_weights
 
 VERSION = 1
-BUCKET = 128  # tokens; lengths are padded to a multiple, so that few shapes are ever compiled
+BUCKET = 128  # tokens; lengths are padded to a multiple (or half of one), so that few shapes are ever compiled
 
 
 class Codec(Protocol):
@@ -37,6 +37,10 @@ class Codec(Protocol):
     @property
     def sample_rate(self) -> int:
         """Samples per second of every waveform that goes in or comes out."""
+
+    @property
+    def receptive_field(self) -> int:
+        """Tokens on each side of a token that its sound depends on, or nearly so (see `stream.render`)."""
 
     def encode(self, wave_P: np.ndarray) -> np.ndarray:
         """Float32 mono wave [P] -> int32 tokens [ceil(P * frame_rate / sample_rate)]; raises BadAudio."""
@@ -66,13 +70,29 @@ class FsqCodec:
     def sample_rate(self) -> int:
         return self.config.sample_rate
 
+    @property
+    def receptive_field(self) -> int:
+        """Every layer reaches half a kernel; a frame of the inverse STFT reaches half its hops."""
+        config = self.config
+        reach, overlap = config.kernel // 2, config.vocoder_fft // config.hop // 2
+        frames = reach * (config.refiner_layers + config.vocoder_layers) + overlap
+        return reach * config.decoder_layers + -(-frames // config.stack)
+
+    @functools.cached_property
+    def _coding(self) -> tuple[nnx.GraphDef, nnx.State]:
+        return nnx.split(self.encoder)  # once: splitting anew adds a quarter to the time of a short window
+
+    @functools.cached_property
+    def _sounding(self) -> tuple[nnx.GraphDef, nnx.State, nnx.GraphDef, nnx.State]:
+        return *nnx.split(self.decoder), *nnx.split(self.vocoder)
+
     def encode(self, wave_P: np.ndarray) -> np.ndarray:
         """Float32 mono wave [P] -> int32 tokens [ceil(P / 320)]; the last token is filled up with silence."""
         wave_P = features.check_wave(wave_P, self.sample_rate, self.sample_rate)
         count = -(-len(wave_P) // self.config.token_samples)
         padded = np.zeros((1, _bucket(count) * self.config.token_samples), np.float32)
         padded[0, : len(wave_P)] = wave_P
-        return np.asarray(_encode(self.config, *_split(self.encoder), padded, count))[0, :count]
+        return np.asarray(_encode(self.config, *self._coding, padded, count))[0, :count]
 
     def decode(self, tokens_T: np.ndarray) -> np.ndarray:
         """Int tokens [T] -> float32 wave [T * 320]; no tokens make an empty wave."""
@@ -87,7 +107,7 @@ class FsqCodec:
             return np.zeros(0, np.float32)
         padded = np.zeros((1, _bucket(len(tokens_T))), np.int32)
         padded[0, : len(tokens_T)] = tokens_T
-        wave_BP = _decode(self.config, *_split(self.decoder), *_split(self.vocoder), padded, len(tokens_T))
+        wave_BP = _decode(self.config, *self._sounding, padded, len(tokens_T))
         return np.asarray(wave_BP)[0, : len(tokens_T) * self.config.token_samples]
 
     def save(self, folder: str | Path) -> None:
@@ -136,11 +156,7 @@ def new_codec(config: CodecConfig, seed: int) -> FsqCodec:
 
 
 def _bucket(count: int) -> int:
-    return -(-count // BUCKET) * BUCKET
-
-
-def _split(part: nnx.Module) -> tuple[nnx.GraphDef, nnx.State]:
-    return nnx.split(part)
+    return BUCKET // 2 if count <= BUCKET // 2 else -(-count // BUCKET) * BUCKET
 
 
 def _mask(length: int, valid: jax.Array) -> jax.Array:
