@@ -64,16 +64,8 @@ def test_rules_are_named_as_they_are_written():
     for name in ("greedy", "tolerance:3", "typical:eps=0.2:alpha=0.5", "topk:5", "pcg:threshold=0.4", "ssd:beta=0.1"):
         assert parse_mode(name).rule.name == name
     assert parse_mode("exact").rule.name == "tolerance:1"
-    for wrong in (
-        "topk:0",
-        "topk",
-        "tolerance:0",
-        "ssd:beta=2",
-        "ar:nodes=4",
-        "viterbi:nodes=4",
-        "ssd:chain=3",
-        "pcg:x=1",
-    ):
+    wrong_ones = ("topk:0", "topk", "tolerance:0", "ssd:beta=2", "ar:nodes=4", "viterbi:nodes=4", "ssd:chain=3")
+    for wrong in (*wrong_ones, "pcg:x=1", "exact:nodes=-2", "exact:nodes=4:chain=2"):
         with pytest.raises(ValueError, match=f"unknown mode '{wrong}'"):
             parse_mode(wrong)
 

@@ -14,7 +14,7 @@ from toys import BATCH, DECODE, HEADS, MODEL, SLOTS, check_counts, random_prompt
 
 from vadusa_jax.config import ModelConfig
 from vadusa_jax.decode.accept import EXACT, Greedy, Ssd, Tolerance, Unverified
-from vadusa_jax.decode.draft import MEDUSA, Context, DraftLM, Viterbi
+from vadusa_jax.decode.draft import MEDUSA, Context, DraftLM, Viterbi, head_drafter
 from vadusa_jax.decode.loop import prefill
 from vadusa_jax.decode.prompts import make_prompts, make_settings
 from vadusa_jax.decode.transitions import count_transitions, load_transitions, save_transitions
@@ -74,13 +74,9 @@ def test_sequential_heads_grow_each_node_from_its_own_path(hydra):
     tree, batch = random_tree(5, 14), 3
     rng = np.random.default_rng(0)
     h_BD = jnp.asarray(rng.standard_normal((batch, MODEL.width)), jnp.float32)
-    root_B, noise = (
-        jnp.asarray(rng.integers(0, MODEL.output_vocab, batch)),
-        jnp.zeros((batch, 5, 0, MODEL.output_vocab)),
-    )
+    root_B = jnp.asarray(rng.integers(0, MODEL.output_vocab, batch))
+    noise = jnp.zeros((batch, 5, 0, MODEL.output_vocab))
     at = Context(h_BD, root_B, jnp.zeros((batch,), int), lambda logits, _: jax.nn.log_softmax(logits), noise, 0)
-    from vadusa_jax.decode.draft import head_drafter
-
     drafted_BT, log_q, memory = head_drafter(hydra).draft(hydra, tree, None, at)
     token_BT = np.concatenate([np.asarray(root_B)[:, None], np.asarray(drafted_BT)], axis=1)
     assert log_q is None and memory is None
@@ -166,9 +162,8 @@ def test_viterbi_finds_the_likeliest_of_all_paths(lm, seed):
             steps = zip((int(root_B[b]), *path), path, strict=False)
             return sum(score_BDV[b, d, t] for d, t in enumerate(path)) + sum(log_A_VV[s, t] for s, t in steps)
 
-        assert total(found_BD[b].tolist()) == pytest.approx(
-            max(total(path) for path in itertools.product(*wide)), abs=1e-4
-        )
+        best = max(total(path) for path in itertools.product(*wide))
+        assert total(found_BD[b].tolist()) == pytest.approx(best, abs=1e-4)
 
 
 def test_viterbi_says_a_token_of_every_head_at_every_step(lm):
