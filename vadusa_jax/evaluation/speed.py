@@ -16,12 +16,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vadusa_jax.decode.loop import Prompts, Settings, advance, generate, prefill
+from vadusa_jax.decode.loop import Prompts, Settings, State, advance, prefill
 from vadusa_jax.decode.prompts import slots_for, take_rows
 from vadusa_jax.decode.queue import decode_all
 from vadusa_jax.evaluation import roofline
 from vadusa_jax.evaluation.scores import AR, device
 from vadusa_jax.evaluation.subjects import Subject
+from vadusa_jax.model.heads import SpeechLM
 
 PEER = "transformers"
 WARM_TOKENS = 3  # said while compiling
@@ -84,16 +85,26 @@ def split(prompts: Prompts, batch: int) -> list[Prompts]:
     return [take_rows(prompts, slice(i, i + batch)) for i in range(0, len(prompts.length_B), batch)]
 
 
+def decode(lm: SpeechLM, prompts: Prompts, settings: Settings, slots: int) -> tuple[State, float, float]:
+    """The final state of one batch, and the seconds of the prefill and of all that follows.
+
+    The warm-up calls this too: an argument that is spelled out in one call and left to its default in another would
+    compile anew.
+    """
+    began = time.perf_counter()
+    state = jax.block_until_ready(prefill(lm, prompts, settings=settings, slots=slots))
+    prefilled = time.perf_counter()
+    state = jax.block_until_ready(advance(lm, prompts, state, settings=settings))
+    return state, prefilled - began, time.perf_counter() - prefilled
+
+
 def run_once(subject: Subject, batches: Sequence[Prompts], settings: Settings, slots: int) -> Run:
     """Decodes all batches and waits for the last token of each; a batch runs until its longest row has ended."""
     lm, prefill_s, decode_s, tokens, row_steps, passes, live = subject.lm, 0.0, 0.0, 0, 0, 0, 0.0
     with roofline.counting() as count:
         for prompts in batches:
-            began = time.perf_counter()
-            state = jax.block_until_ready(prefill(lm, prompts, settings=settings, slots=slots))
-            prefilled = time.perf_counter()
-            state = jax.block_until_ready(advance(lm, prompts, state, settings=settings))
-            prefill_s, decode_s = prefill_s + prefilled - began, decode_s + time.perf_counter() - prefilled
+            state, *seconds = decode(lm, prompts, settings, slots)
+            prefill_s, decode_s = prefill_s + seconds[0], decode_s + seconds[1]
             said_B, steps_B, length_B = jax.device_get((state.count_B, state.passes_B, prompts.length_B))
             tokens, row_steps = tokens + int(said_B.sum()), row_steps + int(steps_B.sum())
             passes += int(steps_B.max()) - 1
@@ -130,7 +141,7 @@ def speed_rows(
     shorter = dataclasses.replace(batches[0], limit_B=jnp.minimum(batches[0].limit_B, WARM_TOKENS))
 
     def warm_up(settings: Settings) -> None:
-        jax.block_until_ready(generate(subject.lm, shorter, settings=settings, slots=slots))
+        decode(subject.lm, shorter, settings, slots)
         roofline.measure_bare_s(subject.lm, settings.tree, batch, slots, passes=1)
         tick()
 
