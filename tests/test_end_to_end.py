@@ -89,31 +89,6 @@ def test_demo(command, tmp_path):
         assert str(tmp_path / "out" / named) in ran.stdout
 
 
-@pytest.mark.slow
-def test_bench(command, tmp_path):
-    ran = command(
-        *("bench", "--modes", "ar,exact", "--batch", "1,2"),
-        *("--texts", 3, "--repeats", 2, "--json", tmp_path / "bench.json"),
-    )
-    assert ran.returncode == 0, ran.stderr
-    rows = json.loads((tmp_path / "bench.json").read_text())
-    assert [(row["batch"], row["nodes"], row["texts"]) for row in rows] == [
-        *((1, 1, 3), (1, 8, 3), (2, 1, 4), (2, 8, 4))
-    ]
-    for ar, exact in (rows[:2], rows[2:]):
-        assert ar["speedup"] == ar["tokens_per_step"] == 1.0
-        assert exact["tokens"] == ar["tokens"] and exact["steps"] < ar["steps"]  # the same speech
-        low, high = exact["speedup_range"]
-        assert low <= exact["speedup"] <= high
-    for row in rows:
-        assert (row["device"], row["dtype"]) == (device(), "float32")
-        if row["batch"] == 1:
-            assert row["tokens_per_s"] == pytest.approx(1e3 * row["tokens_per_step"] / row["ms_per_step"], rel=0.5)
-    header, _, *lines = [line for line in ran.stdout.splitlines() if line.startswith("|")]
-    assert len(lines) == len(rows)
-    assert all(name in header for name in ("mode", "batch", "device", "dtype", "tokens", "speed-up"))
-
-
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [

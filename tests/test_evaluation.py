@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toys import MODEL, random_tree, toy_model
 
+from vadusa_jax.config import DecodeConfig
 from vadusa_jax.decode.accept import EXACT
-from vadusa_jax.decode.loop import FINISH, Prompts, Settings, generate, slots_needed
-from vadusa_jax.decode.sampling import RowSampling, Sampling, row_keys
+from vadusa_jax.decode.loop import FINISH, generate
+from vadusa_jax.decode.prompts import make_prompts, make_settings, slots_for
 from vadusa_jax.evaluation import metrics, plots, report
 from vadusa_jax.evaluation.clips import (
     Clip,
@@ -189,16 +190,9 @@ def test_blocks_out_of_order_or_range_are_an_error(block_of):
 def test_acceptance_of_the_decode_loop_is_committed_tokens_over_passes():
     """Case 13 on the loop itself: rows that end inside a block count up to their EOS."""
     model, tree = toy_model(), random_tree(0, nodes=16)
-    prompts = Prompts(
-        tokens_BP=jnp.full((12, 3), MODEL.output_vocab),
-        length_B=jnp.full((12,), 3),
-        least_B=jnp.zeros((12,), int),
-        limit_B=jnp.full((12,), 60),
-        key_B=row_keys(0, jnp.arange(12)),
-        sampling=RowSampling.of([Sampling()] * 12),
-    )
-    settings = Settings(tree, EXACT, repeat_limit=100)
-    state = generate(model, prompts, settings=settings, slots=slots_needed(3, 60, tree))
+    prompts = make_prompts([[MODEL.output_vocab] * 3] * 12, [60] * 12, range(12), 0, DecodeConfig())
+    settings = make_settings(tree, EXACT, DecodeConfig())
+    state = generate(model, prompts, settings=settings, slots=slots_for(prompts, tree))
     assert "eos" in [FINISH[code] for code in state.finish_B]
     for said_S, step_S, count, passes in zip(state.said_BS, state.step_BS, state.count_B, state.passes_B, strict=True):
         block_sizes = metrics.blocks(np.asarray(step_S[:count]), int(passes))

@@ -49,6 +49,12 @@ class ModelConfig:
         return self.output_vocab + self.text_vocab
 
 
+SHAPES = {  # sizes that speed is measured at; "150m" is about the size of VALL-E (arXiv 2301.02111)
+    "25m": ModelConfig(layers=12, width=384, attention_heads=6, ffn=1024),
+    "150m": ModelConfig(layers=12, width=1024, attention_heads=16, ffn=2816),
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class HeadsConfig:
     """Draft heads and their loss: CE_lm + loss_weight * sum_k decay^(k-1) CE_k."""

@@ -1,4 +1,4 @@
-"""Rows and clips -> pictures: how many tokens a pass commits, and where in the sentence it does."""
+"""Rows and clips -> pictures: how many tokens a pass commits, where in the sentence it does, and what that gains."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +13,7 @@ from vadusa_jax.decode.tree import Tree
 from vadusa_jax.decode.trees import FittedTree
 from vadusa_jax.evaluation import metrics
 from vadusa_jax.evaluation.clips import Clip
+from vadusa_jax.evaluation.scores import AR
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -36,6 +37,44 @@ def plot_acceptance(path: Path, rows: Sequence[Mapping]) -> None:
         axis.spines[["top", "right"]].set_visible(False)
     axes[0, 0].set_ylabel("% of passes")
     _save(figure, path)
+
+
+def plot_speed(path: Path, rows: Sequence[Mapping]) -> None:
+    """Speed-up (or its projection) and step time against the nodes of the tree; two panels per model and batch."""
+    rows = [row for row in rows if row.get("ms_per_step")]
+    groups = list(dict.fromkeys((row["shape"], row["dtype"], row["batch"]) for row in rows))
+    figure, panels = plt.subplots(
+        2, len(groups), figsize=(1 + 3.2 * len(groups), 5), sharex=True, squeeze=False, layout="constrained"
+    )
+    for (above, below), group in zip(panels.T, groups, strict=True):
+        inside = [row for row in rows if (row["shape"], row["dtype"], row["batch"]) == group]
+        projected = not inside[0]["trained"]
+        for rule in dict.fromkeys(row["rule"] for row in inside if row["nodes"] > 1):
+            of_rule = [row for row in inside if row["mode"] == AR or (row["rule"] == rule and row["nodes"] > 1)]
+            for axis, key in ((above, "projected_speedup" if projected else "speedup"), (below, "ms_per_step")):
+                _line(axis, [row for row in of_rule if key in row], key, rule)
+        above.axhline(1, color="black", linewidth=0.8, linestyle=":")
+        above.set(title=f"{group[0]}, {group[1]}, batch {group[2]}")
+        above.set_ylabel("projected speed-up over ar" if projected else "speed-up over ar")
+        below.set(xlabel="nodes of the draft tree (1: ar)", ylabel="ms per step", xscale="log")
+        nodes = sorted({row["nodes"] for row in inside})
+        below.set_xticks(nodes, [str(n) for n in nodes])
+        below.xaxis.set_minor_locator(plt.NullLocator())
+        below.legend(fontsize=7, frameon=False)
+        for axis in (above, below):
+            axis.set_ylim(0, 1.1 * axis.dataLim.y1)
+            axis.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(rows[0]["device"], fontsize=9)
+    _save(figure, path)
+
+
+def _line(axis: plt.Axes, rows: Sequence[Mapping], key: str, label: str) -> None:
+    """Medians joined in order of nodes, with the range of the repetitions where the rows have one."""
+    rows = sorted({row["nodes"]: row for row in rows}.values(), key=lambda row: row["nodes"])
+    if rows:
+        middle = np.array([row[key] for row in rows])
+        ends = np.array([row.get(f"{key}_range", (row[key], row[key])) for row in rows]).T
+        axis.errorbar([row["nodes"] for row in rows], middle, np.abs(ends - middle), fmt="o-", capsize=2, label=label)
 
 
 def plot_spectrograms(path: Path, clips: Sequence[Clip]) -> None:

@@ -83,14 +83,15 @@ def write_text(path: Path, text: str) -> None:
     os.replace(partial, path)
 
 
-def write_json(path: Path, rows: Sequence[Mapping]) -> None:
-    """Rows as a JSON list; a NaN is an error, as it is no JSON."""
+def write_json(path: Path, rows: Sequence[Mapping] | Mapping) -> None:
+    """Rows as a JSON list (or what holds several such lists); a NaN is an error, as it is no JSON."""
     write_text(path, json.dumps(rows, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def write_csv(path: Path, rows: Sequence[Mapping]) -> None:
     """Rows as a spreadsheet, one column for every key of any row."""
     keys = list(dict.fromkeys(key for row in rows for key in row))
+    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     with partial.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, keys)
