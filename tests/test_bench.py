@@ -147,7 +147,7 @@ def test_another_implementation_is_a_row_of_its_own(measured):
 
 def test_page_states_the_conditions_of_every_row(measured):
     rows, queues = measured
-    page = speed_report.page(rows, queues, repeats=2)
+    page = speed_report.page(rows, queues, [], repeats=2)
     header, _, *lines = [line for line in page.split("\n\n")[0].splitlines() if line.startswith("|")]
     assert len(lines) == len(rows)
     for name in ("shape", "mode", "batch", "device", "dtype", "tokens", "speed-up over ar", "projected speed-up"):

@@ -14,6 +14,7 @@ from vadusa_jax.decode.draft import DraftLM
 from vadusa_jax.decode.loop import FINISH, RUNNING, advance, prefill, put_row
 from vadusa_jax.decode.prompts import make_prompts, make_settings, take_rows
 from vadusa_jax.decode.queue import decode_all, decode_each
+from vadusa_jax.decode.stream import stream_tokens
 from vadusa_jax.decode.tree import ROOT, chain
 from vadusa_jax.model.heads import SpeechLM
 
@@ -76,6 +77,25 @@ def test_decoding_that_pauses_says_the_same(tree):
         counts.append(int(np.asarray(state.count_B)[np.asarray(state.finish_B) == RUNNING].max(initial=0)))
     assert rows_of(state) == whole and len(counts) > 3
     assert max(np.diff(counts)) <= 7 + tree.depth + 1
+
+
+# streaming
+
+
+@pytest.mark.parametrize("tree", [ROOT, TREE], ids=["plain", "tree"])
+@pytest.mark.parametrize("size", [1, 5, 100])
+def test_a_stream_of_chunks_is_what_is_said_at_once_and_nothing_follows_eos(lm, tree, size):
+    settings, finishes = make_settings(tree, EXACT, DECODE), set()
+    for i in range(8):
+        prompt = take_rows(many(4), [i])
+        (whole,) = speak(lm, prompt, tree)
+        chunks = list(stream_tokens(lm, prompt, settings=settings, size=size, slots=SLOTS))
+        tokens = np.concatenate([chunk.tokens for chunk in chunks]).tolist()
+        assert tokens == [token for token in whole.tokens if token != MODEL.eos]
+        assert [chunk.finish for chunk in chunks] == ["running"] * (len(chunks) - 1) + [FINISH[whole.finish]]
+        assert all(size <= len(chunk.tokens) <= size + tree.depth for chunk in chunks[:-1])
+        finishes.add(chunks[-1].finish)
+    assert finishes == {"eos", "length"}
 
 
 # settings of a row

@@ -168,3 +168,36 @@ def test_synthesize_speaks_a_file_and_counts_what_it_skips(folder, tmp_path):
         assert rate == 16_000 and len(wave) / rate == pytest.approx(record["seconds"])
         assert len(wave) == 320 * record["tokens"] and np.isfinite(wave).all()
         assert record["finish"] in ("eos", "length", "repeat")
+
+
+# streaming and long text
+
+LONG = "Good morning, Dr. Smith. It is 3.14 miles to town! " * 3 + "Are you coming?"
+
+
+def test_a_streamed_text_sounds_like_its_sentences_spoken_one_by_one(voice):
+    pieces = voice.pieces(LONG)
+    assert " ".join(pieces).split() == LONG.split() and len(pieces) > 3
+    whole_P = np.concatenate([one.wave for one in voice.speak(pieces, EXACT, seed=3, batch=2)])
+    waves = list(voice.stream(LONG, EXACT, seed=3))
+    assert len(waves) > len(pieces)
+    np.testing.assert_allclose(np.concatenate(waves), whole_P, atol=1e-4)
+    sooner_P = np.concatenate(list(voice.stream(LONG, EXACT, seed=3, lookahead=0)))
+    assert len(sooner_P) == len(whole_P)
+
+
+def test_a_queue_of_texts_comes_back_in_order_whatever_is_finished_first(voice):
+    texts = ["Yes.", "It is three and a half miles to town, I think.", "No.", "Good morning."] * 2
+    order = [i for i, _ in voice.speak_each(texts, EXACT, batch=2)]
+    assert sorted(order) == list(range(8))
+    spoken = voice.speak(texts, EXACT, batch=2)
+    assert [one.text for one in spoken] == texts
+    alone = [voice.speak([text], EXACT)[0] for text in texts[:4]] * 2
+    for one, other in zip(spoken, alone, strict=True):
+        assert one.tokens.tolist() == other.tokens.tolist() and one.wave.tolist() == other.wave.tolist()
+
+
+def test_what_a_mode_needs_and_the_voice_lacks_is_named(voice):
+    for mode, lack in (("viterbi", "fit_tree"), ("ssd", "export with --draft")):
+        with pytest.raises(ValueError, match=lack):
+            voice.speak(["Good morning."], parse_mode(mode))

@@ -24,6 +24,7 @@ from vadusa_jax.evaluation.report import write_csv, write_json
 from vadusa_jax.evaluation.scores import AR
 from vadusa_jax.evaluation.speed import PEER, project, queue_rows, speed_rows
 from vadusa_jax.evaluation.speed_report import bars, page, summary
+from vadusa_jax.evaluation.streaming import stream_rows, text_of
 from vadusa_jax.evaluation.subjects import Subject, random_subject, voice_subject
 from vadusa_jax.evaluation.testsets import load_testset
 from vadusa_jax.text import phonemize
@@ -55,6 +56,7 @@ TEXTS = flags.DEFINE_integer("texts", 4, "Sentences for the voice, rounded up to
 TOKENS = flags.DEFINE_integer("tokens", 48, "Tokens that each row of a random model says.", lower_bound=8)
 REPEATS = flags.DEFINE_integer("repeats", 3, "Timed repetitions.", lower_bound=1)
 QUEUE = flags.DEFINE_bool("queue", True, "Also time ragged rows through the queue, in plain decoding.")
+STREAM = flags.DEFINE_bool("stream", True, "Also time streaming, with the voice and the modes that name no nodes.")
 PEERS = flags.DEFINE_enum("peer", None, [PEER], "Also time this implementation (extra [bench]) on the random models.")
 JSON = flags.DEFINE_string("json", None, "File for all figures with their ranges.")
 CSV = flags.DEFINE_string("csv", None, "File for the rows of the table.")
@@ -113,9 +115,15 @@ def main(argv: list[str]) -> None:
             plain = make_settings(ROOT, EXACT, subject.decode)
             queues += queue_rows(subject, AR, plain, batches, repeats)
     bar.close()
+    streams = []
+    if STREAM.value and VOICE in SHAPES_.value:
+        some = {name: mode for name, mode in modes.items() if mode.nodes in (None, 1)}
+        text = text_of(voice, [sentence.text for sentence in load_testset("heldout")], parse_mode(AR))
+        streams = stream_rows(voice, some, text, repeats)
     rows = project(rows)
     if JSON.value:
         everything = {"summary": summary(rows, queues), "bars": bars(rows, queues), "rows": rows, "queues": queues}
+        everything["streams"] = streams
         write_json(Path(JSON.value), everything)
     if CSV.value:
         write_csv(Path(CSV.value), rows)
@@ -123,7 +131,7 @@ def main(argv: list[str]) -> None:
         from vadusa_jax.evaluation.plots import plot_speed
 
         plot_speed(Path(PLOT.value), rows)
-    print(page(rows, queues, repeats))
+    print(page(rows, queues, streams, repeats))
 
 
 if __name__ == "__main__":

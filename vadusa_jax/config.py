@@ -78,6 +78,7 @@ class DecodeConfig:
     least_per_phone: float = 0.5  # a text of n phones says at least least_per_phone * n tokens before EOS
     extra_tokens: int = 75  # and at most extra_tokens + tokens_per_phone * n; then it ends: `length`
     tokens_per_phone: float = 6.0
+    phones_per_piece: int = 200  # long text is cut at sentence ends; a longer sentence is cut inside
     repeat_limit: int = 100  # one token this often in a row ends with `repeat`
     typical_eps: float = 0.09  # typical acceptance (arXiv 2401.10774)
     typical_alpha: float = 0.3

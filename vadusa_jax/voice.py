@@ -19,11 +19,12 @@ from vadusa_jax.decode.loop import Prompts, Settings
 from vadusa_jax.decode.modes import Mode
 from vadusa_jax.decode.prompts import TooLong, make_settings, text_prompts, token_limit
 from vadusa_jax.decode.queue import decode_each
+from vadusa_jax.decode.stream import stream_tokens
 from vadusa_jax.decode.trees import Trees
 from vadusa_jax.model.folder import load_lm
 from vadusa_jax.model.heads import SpeechLM
-from vadusa_jax.speech import Codec, load_codec
-from vadusa_jax.text import SEP, UnspeakableText, Vocabulary, phonemize
+from vadusa_jax.speech import Codec, load_codec, stream
+from vadusa_jax.text import SEP, UnspeakableText, Vocabulary, phonemize, split_sentences
 
 DEMO_MODEL = Path(__file__).parent / "assets" / "demo"
 
@@ -125,6 +126,33 @@ class Voice:
                 ),
             )
             began = time.perf_counter()
+
+    def stream(
+        self, text: str, mode: Mode, seed: int = 0, heads: int | None = None, lookahead: int | None = None
+    ) -> Iterator[np.ndarray]:
+        """Speaks a text of any length as float32 waves that follow each other, the first of them soon.
+
+        With the default `lookahead` they are, to float rounding, the waves of `speak` for the text's `pieces`; with
+        fewer tokens than `codec.receptive_field` sound comes sooner and differs near the joins (`speech.stream`).
+
+        Raises what `speak` raises, at the piece that it concerns.
+        """
+        settings, drafter = self.settings(mode, heads), self.drafter(mode)
+        for piece in self.pieces(text):
+            prompt = self.prompts([piece], [phonemize(piece)], seed)
+            field = self.codec.receptive_field
+            size = stream.FIRST + (field if lookahead is None else min(lookahead, field))
+            chunks = stream_tokens(self.lm, prompt, settings=settings, size=size, drafter=drafter)
+            yield from stream.render(self.codec, (chunk.tokens for chunk in chunks), lookahead)
+
+    def pieces(self, text: str) -> list[str]:
+        """The sentences of a text, none with more phones than the model has room for; nothing is dropped.
+
+        Raises UnspeakableText if nothing in it can be pronounced.
+        """
+        decode, positions = self.config.decode, self.config.model.max_length
+        room = int((positions - 1 - decode.extra_tokens) / (1 + decode.tokens_per_phone))
+        return split_sentences(text, max(1, min(decode.phones_per_piece, room)))
 
     def complaint(self, text: str) -> str | None:
         """Why the text cannot be spoken (nothing to pronounce, too long), or None."""

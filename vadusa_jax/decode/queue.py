@@ -73,7 +73,7 @@ def _finished(state: State) -> list[tuple[int, Said]]:
     """The finished rows; one transfer from the device."""
     host = jax.device_get((state.said_BS, state.step_BS, state.count_B, state.passes_B, state.finish_B))
     return [
-        (b, Said(said[:count], step[:count], int(passes), FINISH[finish]))
+        (b, Said(said[:count].copy(), step[:count].copy(), int(passes), FINISH[finish]))
         for b, (said, step, count, passes, finish) in enumerate(zip(*host, strict=True))
         if finish != RUNNING
     ]

@@ -9,6 +9,7 @@ import numpy as np
 from vadusa_jax.evaluation.report import SPEED, Columns, markdown_table
 from vadusa_jax.evaluation.scores import AR, device
 from vadusa_jax.evaluation.speed import PEER
+from vadusa_jax.evaluation.streaming import STREAM_COLUMNS
 
 
 def _fixed(digits: int, scale: float = 1.0) -> Callable[[float], str]:
@@ -142,7 +143,7 @@ def _groups(rows: Iterable[Mapping]) -> list[list[Mapping]]:
     return list(groups.values())
 
 
-def page(rows: Sequence[Mapping], queues: Sequence[Mapping], repeats: int) -> str:
+def page(rows: Sequence[Mapping], queues: Sequence[Mapping], streams: Sequence[Mapping], repeats: int) -> str:
     """All that `bench` prints, as Markdown."""
     facts = summary(rows, queues)
     line = (
@@ -154,4 +155,6 @@ def page(rows: Sequence[Mapping], queues: Sequence[Mapping], repeats: int) -> st
     tables = [markdown_table(rows, SPEED_COLUMNS), legend(repeats) + "\n"]
     if queues:
         tables += ["Rows of different lengths through the queue:\n", markdown_table(queues, QUEUE_COLUMNS)]
+    if streams:
+        tables += ["Streaming, each text sentence by sentence:\n", markdown_table(streams, STREAM_COLUMNS)]
     return "\n".join([*tables, markdown_table(bars(rows, queues), BARS), line])

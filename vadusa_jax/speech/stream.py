@@ -10,11 +10,12 @@ import numpy as np
 
 from vadusa_jax.speech.codec import Codec
 
+FIRST = 8  # tokens of the first stretch
 FADE = 1  # tokens over which a stretch takes over from the one before, where the two can differ
 
 
 def render(
-    codec: Codec, chunks: Iterable[np.ndarray], lookahead: int | None = None, first: int = 8, largest: int = 64
+    codec: Codec, chunks: Iterable[np.ndarray], lookahead: int | None = None, first: int = FIRST, largest: int = 64
 ) -> Iterator[np.ndarray]:
     """Chunks of int tokens [n] of one utterance (any n, without EOS) -> float32 waves that follow each other.
 
