@@ -64,7 +64,7 @@ stage codec "corpus" train_codec --corpus "$OUT/corpus" --out "$OUT/codec" \
 stage tokens "corpus codec" prepare tokens --corpus "$OUT/corpus" --codec "$OUT/codec" --out "$OUT/tokens"
 stage train "tokens configs/demo.py" train --config configs/demo.py --config.data.dir "$OUT/tokens" \
     --workdir "$OUT/train" --minutes "$MODEL_MINUTES" --resume
-stage trees.json "train tokens" fit_tree --model "$OUT/train" --tokens "$OUT/tokens" --out "$OUT/trees.json"
-stage voice "train trees.json codec" export --workdir "$OUT/train" --codec "$OUT/codec" --trees "$OUT/trees.json" \
+stage trees "train tokens" fit_tree --model "$OUT/train" --tokens "$OUT/tokens" --out "$OUT/trees"
+stage voice "train trees codec" export --workdir "$OUT/train" --codec "$OUT/codec" --trees "$OUT/trees" \
     --out "$OUT/voice"
 stage evaluate "voice" evaluate --model "$OUT/voice" --texts heldout --seeds 1 --out "$OUT/evaluate"

@@ -234,6 +234,9 @@ def test_bench(tmp_path):
         *(("toy", 1, 1, 3), ("toy", 1, 8, 3), ("toy", 2, 1, 4), ("toy", 2, 8, 4))
     ]
     assert made["summary"]["recompilations"] == 0
+    for row in made["streams"]:
+        assert row["seconds"] >= 10 and 0 < row["first_ms"] < row["streamed_ms"]
+    assert [row["mode"] for row in made["streams"]] == ["ar", "exact"]
     assert made["summary"]["transfers_per_64_tokens"] <= 1
     header = next(line for line in ran.stdout.splitlines() if line.startswith("|"))
     assert all(name in header for name in ("mode", "batch", "device", "dtype", "tokens", "speed-up"))

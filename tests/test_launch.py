@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = sorted((ROOT / "launch").glob("*.sh"))
-STAGES = ["corpus", "codec", "tokens", "train", "trees.json", "voice", "evaluate"]
+STAGES = ["corpus", "codec", "tokens", "train", "trees", "voice", "evaluate"]
 
 STAND_IN = """#!/usr/bin/env bash
 set -eu

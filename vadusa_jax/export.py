@@ -1,6 +1,6 @@
 """Makes a voice of a training run: one folder with everything needed to speak.
 
-python -m vadusa_jax.export --workdir out/train --codec out/codec --trees out/trees.json --out out/voice
+python -m vadusa_jax.export --workdir out/train --codec out/codec --trees out/trees --out out/voice
 """
 
 import shutil
@@ -15,7 +15,7 @@ from vadusa_jax.voice import Voice
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Training run.", required=True)
 _CODEC = flags.DEFINE_string("codec", None, "Codec folder.", required=True)
-_TREES = flags.DEFINE_string("trees", None, "Fitted trees; trees.json of the run by default.")
+_TREES = flags.DEFINE_string("trees", None, "Folder that fit_tree wrote; the run by default.")
 _DRAFT = flags.DEFINE_string("draft", None, "Training run of a small language model that drafts for this one.")
 _CARD = flags.DEFINE_string("card", None, "Model card (Markdown) to put beside the weights.")
 _OUT = flags.DEFINE_string("out", None, "Folder to write; replaced as a whole.", required=True)
@@ -27,10 +27,11 @@ def main(_) -> None:
     shutil.rmtree(aside, ignore_errors=True)
     save_lm(aside, *load_trained(run))
     shutil.copyfile(run / "vocabulary.json", aside / "vocabulary.json")
-    shutil.copyfile(_TREES.value or run / "trees.json", aside / "trees.json")
+    trees = Path(_TREES.value or run)
+    shutil.copyfile(trees / "trees.json", aside / "trees.json")
     shutil.copytree(_CODEC.value, aside / "codec")
-    if (run / transitions.FILE).exists():
-        shutil.copyfile(run / transitions.FILE, aside / transitions.FILE)
+    if (trees / transitions.FILE).exists():
+        shutil.copyfile(trees / transitions.FILE, aside / transitions.FILE)
     if _DRAFT.value:
         save_lm(aside / "draft", *load_trained(Path(_DRAFT.value)))
     if _CARD.value:
