@@ -190,7 +190,7 @@ def test_a_larger_tolerance_accepts_more_on_average():
     lm, tree = toy_model(), Tree(((), (0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)))
     rng, steps = np.random.default_rng(0), []
     prompts = make_prompts(random_prompts(rng), [40] * BATCH, range(BATCH), 0, DECODE)
-    for draws in (1, 2, 4, 8):
+    for draws in (1, 2, 6):
         rows = speak(lm, prompts, tree, Tolerance(draws))
         steps.append(sum(len(row.tokens) for row in rows) / sum(row.passes for row in rows))
     assert steps == sorted(steps) and steps[-1] > 1.2 * steps[0]
