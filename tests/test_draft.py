@@ -76,7 +76,7 @@ def test_sequential_heads_grow_each_node_from_its_own_path(hydra):
     root_B = jnp.asarray(rng.integers(0, MODEL.output_vocab, batch))
     noise = jnp.zeros((batch, 5, 0, MODEL.output_vocab))
     at = Context(h_BD, root_B, jnp.zeros((batch,), int), lambda logits, _: jax.nn.log_softmax(logits), noise, 0)
-    drafted_BT, log_q, memory = head_drafter(hydra).draft(hydra, tree, None, at)
+    drafted_BT, log_q, memory = head_drafter(hydra).draft(hydra, None, tree, None, at)
     token_BT = np.concatenate([np.asarray(root_B)[:, None], np.asarray(drafted_BT)], axis=1)
     assert log_q is None and memory is None
     for i in range(1, len(tree)):
@@ -153,7 +153,8 @@ def test_viterbi_finds_the_likeliest_of_all_paths(lm, seed):
     h_BD, root_B = jnp.asarray(rng.standard_normal((2, MODEL.width)), jnp.float32), jnp.asarray([1, 2])
     noise = jnp.asarray(rng.gumbel(size=(2, depth, 1, vocab)), jnp.float32)
     at = Context(h_BD, root_B, jnp.zeros((2,), int), lambda logits, _: jax.nn.log_softmax(logits), noise, 1)
-    found_BD, _, _ = Viterbi(jnp.asarray(log_A_VV), width=5).draft(lm, chain(depth), None, at)
+    drafter = Viterbi(jnp.asarray(log_A_VV), width=5)
+    found_BD, _, _ = drafter.draft(lm, drafter.prepare(lm, chain(depth)), chain(depth), None, at)
     score_BDV = np.asarray(jax.nn.log_softmax(lm.heads(h_BD, depth)) + noise[:, :, 0])
     for b in range(2):
         wide = [np.argsort(-score_BDV[b, d])[:5] for d in range(depth)]

@@ -46,11 +46,11 @@ def test_a_queue_of_any_length_equals_each_text_alone_in_order(lm, tree, batch):
 def test_a_queue_compiles_nothing_once_it_runs_and_asks_the_device_once_per_row(lm, monkeypatch):
     settings = make_settings(TREE, EXACT, DECODE)
     decode_all(lm, many(0), settings=settings, batch=4, slots=SLOTS)
-    compiled = [f._cache_size() for f in (prefill, advance, put_row)]
+    compiled = [f.compiled()._cache_size() for f in (prefill, advance, put_row)]
     asked, get = [], jax.device_get
     monkeypatch.setattr(jax, "device_get", lambda x: asked.append(1) or get(x))
     spoken = decode_all(lm, many(1, rows=31), settings=settings, batch=4, slots=SLOTS)
-    assert [f._cache_size() for f in (prefill, advance, put_row)] == compiled
+    assert [f.compiled()._cache_size() for f in (prefill, advance, put_row)] == compiled
     assert len(asked) <= len(spoken) == 31
 
 

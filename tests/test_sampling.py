@@ -44,6 +44,15 @@ def test_noise_belongs_to_the_sequence_and_the_position_whatever_the_layout(seed
     np.testing.assert_array_equal(noise(row_keys(seed, rows), position_BJ), noise_BJXV[rows[:, None], position_BJ])
 
 
+def test_noise_is_what_jax_draws():
+    def one(key: jax.Array, position: int, draw: int) -> jax.Array:
+        return jax.random.gumbel(jax.random.fold_in(jax.random.fold_in(key, position), draw), (V,), jnp.float32)
+
+    keys_B, position_BJ = row_keys(5, np.arange(4)), np.arange(40).reshape(4, 10)
+    by_jax = jax.vmap(jax.vmap(jax.vmap(one, (None, None, 0)), (None, 0, None)), (0, 0, None))
+    np.testing.assert_allclose(noise(keys_B, position_BJ), by_jax(keys_B, position_BJ, jnp.arange(4)), rtol=1e-6)
+
+
 def test_more_draws_leave_the_first_ones_as_they_are():
     keys_B, position_BJ = row_keys(0, np.arange(4)), np.arange(40).reshape(4, 10)
     np.testing.assert_array_equal(noise(keys_B, position_BJ, 1), noise(keys_B, position_BJ)[:, :, :1])

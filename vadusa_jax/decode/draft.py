@@ -16,7 +16,7 @@ from vadusa_jax.decode.sampling import likeliest, likeliest_few
 from vadusa_jax.decode.tree import Tree, TreeError, chain
 from vadusa_jax.model import cache as kv
 from vadusa_jax.model.backbone import Backbone
-from vadusa_jax.model.heads import SequentialHeads, SpeechLM
+from vadusa_jax.model.heads import HeadWeights, SequentialHeads, SpeechLM, draft_logits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +51,13 @@ class Drafter(Protocol):
         """The memory after the prompt."""
         ...
 
-    def draft(self, model: SpeechLM, tree: Tree, memory: Any, at: Context) -> tuple[jax.Array, jax.Array | None, Any]:
+    def prepare(self, model: SpeechLM, tree: Tree) -> Any:
+        """What the drafter works out once, before the loop: copies of weights would be made in every step."""
+        ...
+
+    def draft(
+        self, model: SpeechLM, ready: Any, tree: Tree, memory: Any, at: Context
+    ) -> tuple[jax.Array, jax.Array | None, Any]:
         """The tokens `[B, T-1]` of all nodes but the root, the log of what each depth was drawn from, `[B, depth, V]`
         (None where guesses are no draws), and the new memory.
         """
@@ -71,6 +77,9 @@ class _Memoryless:
     def begin(self, tokens_BP: jax.Array, length_B: jax.Array, slots: int) -> None:
         return None
 
+    def prepare(self, model: SpeechLM, tree: Tree) -> Any:
+        return None
+
     def keep(self, memory: None, length_B: jax.Array) -> None:
         return None
 
@@ -80,8 +89,13 @@ class _Memoryless:
 class Medusa(_Memoryless):
     """Draft heads that guess independently of each other: head d guesses all nodes of depth d at once."""
 
-    def draft(self, model: SpeechLM, tree: Tree, memory: None, at: Context) -> tuple[jax.Array, None, None]:
-        guess_BJR = at.best(model.heads(at.h_BD, tree.depth), range(1, tree.depth + 1), tree.ranks)
+    def prepare(self, model: SpeechLM, tree: Tree) -> HeadWeights:
+        return model.heads.first(tree.depth)
+
+    def draft(
+        self, model: SpeechLM, ready: HeadWeights, tree: Tree, memory: None, at: Context
+    ) -> tuple[jax.Array, None, None]:
+        guess_BJR = at.best(draft_logits(at.h_BD, ready), range(1, tree.depth + 1), tree.ranks)
         return guess_BJR[:, jnp.asarray(tree.depth_T[1:] - 1), jnp.asarray(tree.rank_T[1:])], None, None
 
 
@@ -90,7 +104,9 @@ class Medusa(_Memoryless):
 class Sequential(_Memoryless):
     """Draft heads that see what was drafted before them (Hydra, arXiv 2402.05109): the tree grows depth by depth."""
 
-    def draft(self, model: SpeechLM, tree: Tree, memory: None, at: Context) -> tuple[jax.Array, None, None]:
+    def draft(
+        self, model: SpeechLM, ready: None, tree: Tree, memory: None, at: Context
+    ) -> tuple[jax.Array, None, None]:
         token = {0: at.root_B}  # of every node so far
         parents, z_BID = [0], at.h_BD[:, None]  # nodes of the last depth that have children, and their states
         for depth in range(1, tree.depth + 1):
@@ -130,9 +146,14 @@ class Viterbi(_Memoryless):
         super().check(model, tree)
         _check_chain(self, tree)
 
-    def draft(self, model: SpeechLM, tree: Tree, memory: None, at: Context) -> tuple[jax.Array, None, None]:
+    def prepare(self, model: SpeechLM, tree: Tree) -> HeadWeights:
+        return model.heads.first(tree.depth)
+
+    def draft(
+        self, model: SpeechLM, ready: HeadWeights, tree: Tree, memory: None, at: Context
+    ) -> tuple[jax.Array, None, None]:
         depths, rows = range(1, tree.depth + 1), jnp.arange(len(at.root_B))
-        score_BDV = at.log_q(model.heads(at.h_BD, tree.depth), depths)
+        score_BDV = at.log_q(draft_logits(at.h_BD, ready), depths)
         if at.coupled:
             score_BDV += at.noise_BJXV[:, : tree.depth, 0]
         guess_BDR = likeliest_few(score_BDV, self.width)
@@ -175,7 +196,12 @@ class DraftLM:
         cache = kv.empty(self.backbone.config, batch, max(slots, padded), 1, h_BPD.dtype)
         return kv.append(cache, new, length_B)
 
-    def draft(self, model: SpeechLM, tree: Tree, memory: kv.Cache, at: Context) -> tuple[jax.Array, jax.Array, Any]:
+    def prepare(self, model: SpeechLM, tree: Tree) -> None:
+        return None
+
+    def draft(
+        self, model: SpeechLM, ready: None, tree: Tree, memory: kv.Cache, at: Context
+    ) -> tuple[jax.Array, jax.Array, kv.Cache]:
         token_B, tokens, log_q = at.root_B, [], []
         batch, one_B = len(token_B), jnp.ones_like(token_B)
         for depth in range(1, tree.depth + 2):  # the last pass guesses nothing: it remembers the last guess

@@ -16,6 +16,7 @@ from vadusa_jax.decode.draft import MEDUSA, Context, Drafter, DraftLM
 from vadusa_jax.decode.sampling import RowSampling, keyed_noise
 from vadusa_jax.decode.tree import Tree
 from vadusa_jax.model import cache as kv
+from vadusa_jax.model.compiler import jit_for_decoding
 from vadusa_jax.model.heads import SpeechLM
 
 FINISH = ("running", "eos", "length", "repeat")  # why a row ended; `repeat`: one token said too often in a row
@@ -74,7 +75,7 @@ class Prompts:
     sampling: RowSampling
 
 
-@functools.partial(jax.jit, static_argnames=("settings", "slots"))
+@jit_for_decoding(static_argnames=("settings", "slots"))
 def prefill(model: SpeechLM, prompts: Prompts, *, settings: Settings, slots: int, drafter: Drafter = MEDUSA) -> State:
     """One pass over the prompts, and the first token of each row.
 
@@ -104,7 +105,7 @@ def prefill(model: SpeechLM, prompts: Prompts, *, settings: Settings, slots: int
     return _say(state, first_B1, jnp.ones((batch,), jnp.int32), prompts.limit_B, settings, model)
 
 
-@functools.partial(jax.jit, static_argnames=("settings",), donate_argnames=("state",))
+@jit_for_decoding(static_argnames=("settings",), donate_argnames=("state",))
 def advance(
     model: SpeechLM,
     prompts: Prompts,
@@ -120,13 +121,14 @@ def advance(
     By default: until every row has finished. The state given is used up: its cache is written in place.
     """
     table = rule_table(model, settings)
+    ready = drafter.prepare(model, settings.tree) if settings.tree.depth else None
 
     def go_on(state: State) -> jax.Array:
         running_B = state.finish_B == RUNNING  # finished rows are frozen and wait for the others
         return (jnp.sum(running_B) >= running) & ~jnp.any(running_B & (state.count_B >= count))
 
-    step = functools.partial(_step, model, prompts, settings, drafter, table)
-    return jax.lax.while_loop(go_on, step, state)
+    one = functools.partial(step, model, prompts, settings, drafter, table, ready)
+    return jax.lax.while_loop(go_on, one, state)
 
 
 def generate(model: SpeechLM, prompts: Prompts, *, settings: Settings, slots: int, drafter: Drafter = MEDUSA) -> State:
@@ -139,7 +141,7 @@ def generate(model: SpeechLM, prompts: Prompts, *, settings: Settings, slots: in
     return advance(model, prompts, state, settings=settings, drafter=drafter)
 
 
-@functools.partial(jax.jit, donate_argnames=("state",))
+@jit_for_decoding(donate_argnames=("state",))
 def put_row(state: State, row: jax.Array | int, one: State) -> State:
     """The state with row `row` replaced by the only row of `one`, which has the same slots and settings."""
     return jax.tree.map(lambda all_, new: jax.lax.dynamic_update_slice_in_dim(all_, new, row * len(new), 0), state, one)
@@ -150,7 +152,13 @@ def slots_needed(prompt_length: int, limit: int, tree: Tree) -> int:
     return prompt_length + limit + tree.depth + 1
 
 
-def _step(model: SpeechLM, prompts: Prompts, settings: Settings, drafter: Drafter, table: Any, state: State) -> State:
+def step(
+    model: SpeechLM, prompts: Prompts, settings: Settings, drafter: Drafter, table: Any, ready: Any, state: State
+) -> State:
+    """One step for all rows: draft, verify, accept, commit; a finished row stays as it is.
+
+    `table` and `ready` are what rule and drafter worked out before the loop.
+    """
     tree, rule, rows = settings.tree, settings.rule, jnp.arange(len(state.root_B))
     depth_T = jnp.asarray(tree.depth_T)
     cache = kv.flush(state.cache)
@@ -164,7 +172,7 @@ def _step(model: SpeechLM, prompts: Prompts, settings: Settings, drafter: Drafte
         coupled = rule.coupled if settings.coupled else 0
         log_q = functools.partial(log_probs, prompts)
         at = Context(state.h_BD, state.root_B, length_B, log_q, first_noise, coupled)
-        drafted_BT, log_q_BJV, memory = drafter.draft(model, tree, memory, at)
+        drafted_BT, log_q_BJV, memory = drafter.draft(model, ready, tree, memory, at)
         token_BT = jnp.concatenate([token_BT, drafted_BT], axis=1)
 
     # Verify: one pass over the tree; each node sees the cache and its ancestors.

@@ -4,6 +4,8 @@ It takes positions and a mask and knows neither draft heads nor trees: a packed 
 tree differ only in what their mask allows.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -47,25 +49,30 @@ def rotate(x_BTNH: jax.Array, by: tuple[jax.Array, jax.Array]) -> jax.Array:
     return jnp.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)
 
 
-def attend(q_GTH: jax.Array, sources: list[tuple[KV, jax.Array]]) -> jax.Array:
-    """Softmax attention over several key-value sources at once, each with its mask `[B, T, S]`.
+def attend(q_GTH: jax.Array, own: KV, mask_BTT: jax.Array, cached: KV | None, seen_BTS: jax.Array | None) -> jax.Array:
+    """Softmax attention over the keys of this call and over the cache (whose keys lie transposed, `[G, H, S]`).
 
-    The logits are joined, never the keys: joining keys would copy the whole cache at every step. Softmax in float32
-    (or wider, when the queries are).
+    The two are never joined: joining keys would copy the whole cache at every step, and joining logits moves them
+    twice. Softmax in float32 (or wider, when the queries are).
     """
-    scale = q_GTH.shape[-1] ** -0.5
-    logits = []
-    for (k_GSH, _), mask_BTS in sources:
-        mask_GTS = jnp.repeat(mask_BTS, len(q_GTH) // len(mask_BTS), axis=0)
-        logits.append(jnp.where(mask_GTS, jnp.einsum("GTH,GSH->GTS", q_GTH * scale, k_GSH), -jnp.inf))
     wide = jnp.promote_types(q_GTH.dtype, jnp.float32)
-    weights_GTS = jax.nn.softmax(jnp.concatenate(logits, axis=-1).astype(wide), axis=-1).astype(q_GTH.dtype)
-    out_GTH, start = 0, 0
-    for (_, v_GSH), _ in sources:
-        end = start + v_GSH.shape[1]
-        out_GTH += jnp.einsum("GTS,GSH->GTH", weights_GTS[..., start:end], v_GSH)
-        start = end
-    return out_GTH
+    q_GTH = q_GTH * q_GTH.shape[-1] ** -0.5
+
+    def masked(logits_GTS: jax.Array, mask_BTS: jax.Array) -> jax.Array:
+        mask_GTS = jnp.repeat(mask_BTS, len(q_GTH) // len(mask_BTS), axis=0)
+        return jnp.where(mask_GTS, logits_GTS.astype(wide), -jnp.inf)
+
+    k_GTH, v_GTH = own
+    logits, values = [masked(jnp.einsum("GTH,GSH->GTS", q_GTH, k_GTH), mask_BTT)], [v_GTH]
+    if cached is not None:
+        k_GHS, v_GSH = cached
+        logits.append(masked(jnp.einsum("GTH,GHS->GTS", q_GTH, k_GHS), seen_BTS))
+        values.append(v_GSH)
+    peak_GT1 = lax.stop_gradient(functools.reduce(jnp.maximum, [jnp.max(x, axis=-1, keepdims=True) for x in logits]))
+    weights = [jnp.exp(x - peak_GT1) for x in logits]
+    total_GT1 = sum(jnp.sum(x, axis=-1, keepdims=True) for x in weights)
+    out = [jnp.einsum("GTS,GSH->GTH", x.astype(v.dtype), v) for x, v in zip(weights, values, strict=True)]
+    return (sum(out) / total_GT1).astype(q_GTH.dtype)
 
 
 class Block(nnx.Module):
@@ -91,7 +98,8 @@ class Block(nnx.Module):
         h_BTD: jax.Array,
         by: tuple[jax.Array, jax.Array],
         mask_BTT: jax.Array,
-        cached: tuple[KV, jax.Array] | None,
+        cached: KV | None,
+        seen_BTS: jax.Array | None,
     ) -> tuple[jax.Array, KV]:
         x_BTD = self.attention_norm(h_BTD)
         batch, length, _ = x_BTD.shape
@@ -99,8 +107,8 @@ class Block(nnx.Module):
         q_BTNH, k_BTNH = (rotate(x.reshape(split), by) for x in (self.q(x_BTD), self.k(x_BTD)))
         heads = (q_BTNH, k_BTNH, self.v(x_BTD).reshape(split))
         q, k, v = (x.transpose(0, 2, 1, 3).reshape(batch * self.attention_heads, length, -1) for x in heads)
-        sources = [((k, v), mask_BTT)] if cached is None else [cached, ((k, v), mask_BTT)]
-        out_BNTH = attend(q, sources).reshape(batch, self.attention_heads, length, -1)
+        out_GTH = attend(q, (k, v), mask_BTT, cached, seen_BTS)
+        out_BNTH = out_GTH.reshape(batch, self.attention_heads, length, -1)
         h_BTD = h_BTD + self.out(out_BNTH.transpose(0, 2, 1, 3).reshape(x_BTD.shape))
         x_BTD = self.ffn_norm(h_BTD)
         return h_BTD + self.down(jax.nn.silu(self.gate(x_BTD)) * self.up(x_BTD)), (k, v)
@@ -141,14 +149,14 @@ class Backbone(nnx.Module):
         h_BTD = self.embed(tokens_BT)
         seen_BTS = None
         if cache is not None:
-            slots = jnp.arange(cache.keys[0].shape[1])
+            slots = jnp.arange(cache.values[0].shape[1])
             seen_BTS = jnp.broadcast_to(slots < cache.length_B[:, None, None], (*tokens_BT.shape, len(slots)))
         half = self.config.width // self.config.attention_heads // 2
         by = rotation(positions_BT, half, self.config.rope_theta, h_BTD.dtype)
         new = []
         for i, block in enumerate(self.blocks):  # unrolled: a scan over stacked layers would copy weights and cache
-            cached = None if cache is None else ((cache.keys[i], cache.values[i]), seen_BTS)
-            h_BTD, kv = block(h_BTD, by, mask_BTT, cached)
+            cached = None if cache is None else (cache.keys[i], cache.values[i])
+            h_BTD, kv = block(h_BTD, by, mask_BTT, cached, seen_BTS)
             new.append(kv)
         return self.norm(h_BTD), tuple(new)
 

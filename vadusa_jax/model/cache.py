@@ -23,7 +23,7 @@ KV = tuple[jax.Array, jax.Array]  # k_GTH, v_GTH
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Cache:
-    """Keys and values of each layer, `[G, S, H]`.
+    """Keys `[G, H, S]` and values `[G, S, H]` of each layer: the two products of attention read both row by row.
 
     G counts the attention heads of all rows, row after row. Rows and heads share an axis, since XLA would otherwise
     strip a batch of one from what it reads and not from what it writes, and copy the cache in between.
@@ -39,12 +39,14 @@ class Cache:
 def empty(model: ModelConfig, batch: int, slots: int, path: int, dtype: jnp.dtype) -> Cache:
     """A cache with `slots` free slots a row, and room for paths of `path` positions."""
 
-    def zeros(positions: int) -> tuple[jax.Array, ...]:
-        shape_GSH = (batch * model.attention_heads, positions, model.width // model.attention_heads)
-        return tuple(jnp.zeros(shape_GSH, dtype) for _ in range(model.layers))
+    heads, size = batch * model.attention_heads, model.width // model.attention_heads
+
+    def zeros(*shape: int) -> tuple[jax.Array, ...]:
+        return tuple(jnp.zeros((heads, *shape), dtype) for _ in range(model.layers))
 
     none_B = jnp.zeros((batch,), jnp.int32)
-    return Cache(zeros(slots), zeros(slots), none_B, tuple(zip(zeros(path), zeros(path), strict=True)), none_B)
+    waiting = tuple(zip(zeros(path, size), zeros(path, size), strict=True))
+    return Cache(zeros(size, slots), zeros(slots, size), none_B, waiting, none_B)
 
 
 def append(cache: Cache, new: tuple[KV, ...], count_B: jax.Array) -> Cache:
@@ -53,13 +55,16 @@ def append(cache: Cache, new: tuple[KV, ...], count_B: jax.Array) -> Cache:
     All J positions are written (static shapes); those past `count_B` are overwritten by the next append. The caller
     guarantees `length_B + J <= S`: a slice update past the end would be moved back over committed slots.
     """
-    keys = tuple(_write(old, k, cache.length_B) for old, (k, _) in zip(cache.keys, new, strict=True))
-    values = tuple(_write(old, v, cache.length_B) for old, (_, v) in zip(cache.values, new, strict=True))
+    at_B = cache.length_B
+    keys = tuple(_write(old, k.swapaxes(1, 2), at_B, axis=2) for old, (k, _) in zip(cache.keys, new, strict=True))
+    values = tuple(_write(old, v, at_B, axis=1) for old, (_, v) in zip(cache.values, new, strict=True))
     return dataclasses.replace(cache, keys=keys, values=values, length_B=cache.length_B + count_B)
 
 
 def accept(cache: Cache, new: tuple[KV, ...], path_BJ: jax.Array, count_B: jax.Array) -> Cache:
     """Takes the first `count_B` nodes of `path_BJ` out of the tree's keys and values `[G, T, H]`, for `flush`."""
+    if new[0][0].shape[1] == 1:  # plain decoding: the root is the whole path
+        return dataclasses.replace(cache, path=new, path_B=count_B)
     index_GJH = jnp.repeat(path_BJ, len(new[0][0]) // len(path_BJ), axis=0)[..., None]
     path = jax.tree.map(lambda x_GTH: jnp.take_along_axis(x_GTH, index_GJH, axis=1), new)
     return dataclasses.replace(cache, path=path, path_B=count_B)
@@ -70,11 +75,11 @@ def flush(cache: Cache) -> Cache:
     return dataclasses.replace(append(cache, cache.path, cache.path_B), path_B=jnp.zeros_like(cache.path_B))
 
 
-def _write(old_GSH: jax.Array, new_GJH: jax.Array, start_B: jax.Array) -> jax.Array:
+def _write(old_GXX: jax.Array, new_GXX: jax.Array, start_B: jax.Array, axis: int) -> jax.Array:
     # One in-place slice update a row: a vmapped update becomes a scatter, which XLA's CPU backend runs element-wise.
-    heads = len(new_GJH) // len(start_B)
+    heads = len(new_GXX) // len(start_B)
     for b in range(len(start_B)):
-        first = b * heads
-        at = [jnp.asarray(i, start_B.dtype) for i in (first, start_B[b], 0)]
-        old_GSH = lax.dynamic_update_slice(old_GSH, new_GJH[first : first + heads], at)
-    return old_GSH
+        at = [jnp.zeros((), start_B.dtype)] * 3
+        at[0], at[axis] = jnp.asarray(b * heads, start_B.dtype), start_B[b]
+        old_GXX = lax.dynamic_update_slice(old_GXX, new_GXX[b * heads : (b + 1) * heads], at)
+    return old_GXX

@@ -9,6 +9,8 @@ from flax import nnx
 from vadusa_jax.config import HeadsConfig, ModelConfig
 from vadusa_jax.model.backbone import Backbone
 
+HeadWeights = tuple[jax.Array, jax.Array, jax.Array]  # residual [L, K, D, D], bias [L, K, D], output [K, D, V]
+
 
 class DraftHeads(nnx.Module):
     """Medusa heads (arXiv 2401.10774): they look at the final normalised hidden state alone.
@@ -27,26 +29,32 @@ class DraftHeads(nnx.Module):
 
     def __call__(self, h: jax.Array, first: int | None = None) -> jax.Array:
         """`[..., D]` to the logits `[..., K, V]` of the `first` heads (default: all), in float32 or wider."""
+        return draft_logits(h, self.first(first))
+
+    def first(self, count: int | None) -> HeadWeights:
+        """The weights of the first `count` heads (None: all): cut out once when decoding starts, not per step."""
         residual, bias, output = (p[...].astype(self.dtype) for p in (self.residual, self.bias, self.output))
-        return self._logits(h, residual[:, :first], bias[:, :first], output[:first])
+        return residual[:, :count], bias[:, :count], output[:count]
 
     def one(self, h: jax.Array, k: int) -> jax.Array:
         """`[..., D]` to the logits `[..., V]` of head k = 1..K alone."""
         residual, bias, output = (p[...].astype(self.dtype) for p in (self.residual, self.bias, self.output))
-        return self._logits(h, residual[:, k - 1 : k], bias[:, k - 1 : k], output[k - 1 : k])[..., 0, :]
+        return draft_logits(h, (residual[:, k - 1 : k], bias[:, k - 1 : k], output[k - 1 : k]))[..., 0, :]
 
     def each(self, h: jax.Array, embedded: Callable[[int], jax.Array]) -> Iterator[jax.Array]:
         """Logits `[..., V]` of head after head: all at once would be K times larger. `embedded` is not needed."""
         for k in range(1, self.output.shape[0] + 1):
             yield self.one(h, k)
 
-    @staticmethod
-    def _logits(h: jax.Array, residual: jax.Array, bias: jax.Array, output: jax.Array) -> jax.Array:
-        z_KD = jnp.broadcast_to(h[..., None, :], (*h.shape[:-1], output.shape[0], h.shape[-1]))
-        for w_KDD, b_KD in zip(residual, bias, strict=True):
-            z_KD = z_KD + jax.nn.silu(jnp.einsum("...KD,KDE->...KE", z_KD, w_KDD) + b_KD)
-        logits_KV = jnp.einsum("...KD,KDV->...KV", z_KD, output)
-        return logits_KV.astype(jnp.promote_types(logits_KV.dtype, jnp.float32))
+
+def draft_logits(h: jax.Array, weights: HeadWeights) -> jax.Array:
+    """`[..., D]` to the logits `[..., K, V]` of the K heads whose weights are given, in float32 or wider."""
+    residual, bias, output = weights
+    z_KD = jnp.broadcast_to(h[..., None, :], (*h.shape[:-1], output.shape[0], h.shape[-1]))
+    for w_KDD, b_KD in zip(residual, bias, strict=True):
+        z_KD = z_KD + jax.nn.silu(jnp.einsum("...KD,KDE->...KE", z_KD, w_KDD) + b_KD)
+    logits_KV = jnp.einsum("...KD,KDV->...KV", z_KD, output)
+    return logits_KV.astype(jnp.promote_types(logits_KV.dtype, jnp.float32))
 
 
 class SequentialHeads(nnx.Module):
