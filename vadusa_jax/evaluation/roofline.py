@@ -48,12 +48,16 @@ def weight_bytes(lm: SpeechLM, heads: int) -> int:
     Of the embedding table a step reads one row a node, which is left out.
     """
     count = lm.heads.output.shape[0]
-    backbone = _nbytes(lm.backbone) - lm.backbone.embedding[...].nbytes
+    backbone = _nbytes(lm.backbone) - lm.backbone.config.vocab * lm.backbone.config.width * _itemsize(lm)
     return backbone + _nbytes(lm.heads) * heads // count  # every parameter of the heads has one slice a head
 
 
 def _nbytes(module: nnx.Module) -> int:
-    return sum(x.nbytes for x in jax.tree.leaves(nnx.state(module, nnx.Param)))
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(nnx.state(module, nnx.Param)))
+
+
+def _itemsize(lm: SpeechLM) -> int:
+    return jax.tree.leaves(nnx.state(lm.backbone, nnx.Param))[0].dtype.itemsize
 
 
 def cache_bytes(model: ModelConfig, positions: float, dtype: jnp.dtype) -> float:

@@ -1,0 +1,76 @@
+"""Compiles for a TPU without a TPU, and prints what the compiled program would cost there.
+
+    python -m vadusa_jax.aot decode --topology v5e:2x2 --shape 150m
+
+`decode` compiles one decode step for one chip of the topology (rows are spread over chips, each decodes its own), for
+every tree size, through libtpu (extra [aot]). The printed legend says how every figure is made.
+"""
+
+from pathlib import Path
+
+import jax.numpy as jnp
+from absl import app, flags
+from ml_collections import config_flags
+from tqdm import tqdm
+
+from vadusa_jax.config import SHAPES, HeadsConfig, from_config_dict
+from vadusa_jax.decode.fit import wide_tree
+from vadusa_jax.evaluation.report import markdown_table, write_json
+from vadusa_jax.evaluation.tpu import COLUMNS, NoTopology, step_row
+
+LEGEND = """\
+Minimum: the weights that a step reads (backbone, LM head, draft heads in use) and the whole cache, once. Main memory: \
+what the compiled step moves between the chip's memory and anything else, counted from the program. XLA's own bytes \
+accessed also count what moves inside the chip: a weight when it is fetched, when its pieces are joined, and when it \
+is used. Loop bodies count once. Roofline: main memory over the chip's bandwidth, or operations over its peak.
+Projected speed-up: the roofline time of one node over that of the tree, times the tokens per step that were measured \
+on the demo voice with `exact` and as many nodes. Nothing ran on a TPU."""
+
+TOPOLOGY = flags.DEFINE_string("topology", "v5e:2x2", "Chips: v4, v5e, v5p or v6e, and how they are laid out.")
+CONFIG = config_flags.DEFINE_config_file("config", None, "Config whose model is compiled; instead of --shape.")
+SHAPE = flags.DEFINE_enum("shape", "150m", list(SHAPES), "Named model.")
+NODES = flags.DEFINE_list("nodes", ["1", "16", "32", "64"], "Tree sizes; the first is what others compare with.")
+BATCH = flags.DEFINE_integer("batch", 1, "Rows per chip.", lower_bound=1)
+SLOTS = flags.DEFINE_integer("slots", 2048, "Cache slots of a row.", lower_bound=128)
+DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "Of weights, cache and products.")
+TOKENS = flags.DEFINE_list(
+    "tokens_per_step",
+    ["1:1.0", "8:2.59", "16:2.98", "64:3.65"],
+    "NODES:TOKENS that a step commits.",
+)
+JSON = flags.DEFINE_string("json", None, "File for the figures.")
+flags.register_validator("nodes", lambda sizes: all(s.isdecimal() and int(s) for s in sizes), "must be numbers over 0")
+
+
+def decode() -> None:
+    """The table of decode steps."""
+    config = from_config_dict(CONFIG.value) if CONFIG.value else None
+    model, heads = (config.model, config.heads) if config else (SHAPES[SHAPE.value], HeadsConfig())
+    reached = {int(nodes): float(tokens) for nodes, tokens in (pair.split(":") for pair in TOKENS.value)}
+    rows = []
+    for nodes in tqdm(list(map(int, NODES.value)), "compile", disable=None):
+        tree = wide_tree(heads.count, nodes)
+        row = step_row(TOPOLOGY.value, model, heads, tree, BATCH.value, SLOTS.value, jnp.dtype(DTYPE.value))
+        if nodes in reached:
+            row["tokens_per_step"] = reached[nodes]
+            row["projected_speedup"] = reached[nodes] * (rows[0] if rows else row)["roofline_us"] / row["roofline_us"]
+        rows.append(row)
+    if JSON.value:
+        write_json(Path(JSON.value), rows)
+    print(markdown_table(rows, COLUMNS), LEGEND, sep="\n")
+
+
+COMMANDS = {"decode": decode}
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) != 2 or argv[1] not in COMMANDS:
+        raise app.UsageError(f"say what to compile: {', '.join(COMMANDS)}")
+    try:
+        COMMANDS[argv[1]]()
+    except NoTopology as error:
+        raise app.UsageError(str(error)) from error
+
+
+if __name__ == "__main__":
+    app.run(main)
