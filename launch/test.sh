@@ -8,4 +8,4 @@
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 need_environment dev
 "$VENV/bin/ruff" check .
-exec "$VENV/bin/python" -m pytest "$@"
+exec "$VENV/bin/python" -m pytest -n auto --maxprocesses 4 --dist loadfile "$@" # a file has one process: one compilation

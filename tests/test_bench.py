@@ -18,6 +18,7 @@ from vadusa_jax.decode.accept import EXACT, Tolerance
 from vadusa_jax.decode.prompts import make_prompts, make_settings
 from vadusa_jax.decode.tree import ROOT, chain
 from vadusa_jax.evaluation import plots, roofline, speed, speed_report, subjects
+from vadusa_jax.evaluation.divergence import divergences
 from vadusa_jax.evaluation.scores import device
 from vadusa_jax.evaluation.speed import PeerRun, Run, project, queue_rows, speed_rows
 from vadusa_jax.model.heads import SpeechLM
@@ -246,3 +247,16 @@ def test_bench(tmp_path):
 def test_what_cannot_be_timed_is_named(arguments):
     ran = subprocess.run([sys.executable, "-m", "vadusa_jax.bench", *arguments], capture_output=True, text=True)
     assert ran.returncode != 0 and "must be" in ran.stderr
+
+
+# divergence
+
+
+def test_float32_never_diverges_and_bfloat16_only_where_two_tokens_are_level():
+    prompts = make_prompts([[21] * n for n in range(1, 17)], [60] * 16, range(16), 0, DECODE)
+    gaps = {}
+    for dtype in ("float32", "bfloat16"):
+        lm = subjects.in_dtype(toy_model(), MODEL, HEADS, dtype)
+        gaps[dtype] = [found.gap for found in divergences(lm, prompts, MODES["ar"], MODES["exact"], batch=8)]
+    assert gaps["float32"] == []
+    assert all(gap < 0.3 for gap in gaps["bfloat16"])  # logits of this toy are about 10, bfloat16 has 8 bits

@@ -12,7 +12,7 @@ from toys import BATCH, DECODE, MODEL, SLOTS, lean, random_prompts, random_tree,
 from vadusa_jax.decode.accept import EXACT, Tolerance
 from vadusa_jax.decode.draft import DraftLM
 from vadusa_jax.decode.loop import FINISH, RUNNING, advance, prefill, put_row
-from vadusa_jax.decode.prompts import make_prompts, make_settings, take_rows
+from vadusa_jax.decode.prompts import TooLong, make_prompts, make_settings, take_rows
 from vadusa_jax.decode.queue import decode_all, decode_each
 from vadusa_jax.decode.stream import stream_tokens
 from vadusa_jax.decode.tree import ROOT, chain
@@ -52,6 +52,15 @@ def test_a_queue_compiles_nothing_once_it_runs_and_asks_the_device_once_per_row(
     spoken = decode_all(lm, many(1, rows=31), settings=settings, batch=4, slots=SLOTS)
     assert [f.compiled()._cache_size() for f in (prefill, advance, put_row)] == compiled
     assert len(asked) <= len(spoken) == 31
+
+
+def test_a_row_that_could_leave_its_cache_is_refused(lm):
+    settings = make_settings(TREE, EXACT, DECODE)
+    with pytest.raises(TooLong, match="cache slots, there are 40"):
+        decode_all(lm, many(0), settings=settings, batch=4, slots=40)
+    endless = make_prompts([[20, 21]], [MODEL.max_length], [0], 0, DECODE)
+    with pytest.raises(TooLong, match=f"reach {MODEL.max_length + 2} positions, the model has max_length"):
+        next(stream_tokens(lm, endless, settings=settings, size=8))
 
 
 def test_rows_that_are_finished_first_come_first(lm):

@@ -90,6 +90,15 @@ def slots_for(prompts: Prompts, tree: Tree) -> int:
     return slots_bucket(max(slots_needed(int(n), 0, tree) for n in np.asarray(prompts.length_B + prompts.limit_B)))
 
 
+def check_room(prompts: Prompts, tree: Tree, slots: int, model: ModelConfig) -> None:
+    """Raises TooLong if a row may need a position or a cache slot that is not there: it would be written elsewhere."""
+    longest = int(np.max(np.asarray(prompts.length_B + prompts.limit_B)))
+    if longest > model.max_length:
+        raise TooLong(f"a row may reach {longest} positions, the model has max_length {model.max_length}")
+    if slots < (needed := slots_needed(longest, 0, tree)):
+        raise TooLong(f"a row may need {needed} cache slots, there are {slots}")
+
+
 def slots_bucket(slots: int) -> int:
     """Cache slots rounded up to a compiled size."""
     return bucket(slots, SLOTS_BUCKET)

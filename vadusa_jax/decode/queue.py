@@ -8,7 +8,7 @@ import numpy as np
 
 from vadusa_jax.decode.draft import MEDUSA, Drafter
 from vadusa_jax.decode.loop import FINISH, RUNNING, Prompts, Settings, State, advance, prefill, put_row
-from vadusa_jax.decode.prompts import slots_for, take_rows
+from vadusa_jax.decode.prompts import check_room, slots_for, take_rows
 from vadusa_jax.model.heads import SpeechLM
 
 
@@ -51,6 +51,7 @@ def decode_each(
 ) -> Iterator[tuple[int, Said]]:
     """As `decode_all`, but every row with its number as soon as it is finished."""
     total, slots = len(prompts.length_B), slots or slots_for(prompts, settings.tree)
+    check_room(prompts, settings.tree, slots, model.backbone.config)
     number = list(range(min(batch, total)))  # which prompt is in each row of the batch; None: no more are waiting
     waiting = iter(range(len(number), total))
     rows = take_rows(prompts, number)

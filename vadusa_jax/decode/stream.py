@@ -8,7 +8,7 @@ import numpy as np
 
 from vadusa_jax.decode.draft import MEDUSA, Drafter
 from vadusa_jax.decode.loop import EOS, FINISH, RUNNING, Prompts, Settings, advance, prefill
-from vadusa_jax.decode.prompts import slots_for
+from vadusa_jax.decode.prompts import check_room, slots_for
 from vadusa_jax.model.heads import SpeechLM
 
 
@@ -34,6 +34,7 @@ def stream_tokens(
     All chunks in a row are what `generate` says. The device is asked once per chunk.
     """
     slots = slots or slots_for(prompt, settings.tree)
+    check_room(prompt, settings.tree, slots, model.backbone.config)
     state, start, finish = prefill(model, prompt, settings=settings, slots=slots, drafter=drafter), 0, RUNNING
     while finish == RUNNING:
         state = advance(model, prompt, state, 1, start + size, settings=settings, drafter=drafter)
