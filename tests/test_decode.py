@@ -316,7 +316,7 @@ def test_live_steps_are_those_that_the_measured_hits_predict(trained, rule):
 
 def test_a_fitted_tree_commits_what_its_fit_expects(trained):
     prompts = make_prompts([[i, i + 1, i + 2] for i in range(BATCH)], [100] * BATCH, range(BATCH), 0, DECODE)
-    fitted = fit(hits(trained, prompts, EXACT), len(TREE), {1: 1.0, len(TREE): 1.0})
+    fitted = fit(hits(trained, prompts, EXACT), len(TREE), {1: {1: 1.0, len(TREE): 1.0}})
     rows = speak(trained, prompts, fitted.tree)
     assert said(rows) == said(speak(trained, prompts, TREE))
     realised = sum(len(row.tokens) - 1 for row in rows) / sum(row.passes - 1 for row in rows)

@@ -153,7 +153,7 @@ def test_weights_of_another_config_are_named_with_both_shapes(folder, tmp_path):
 @pytest.mark.slow
 def test_synthesize_speaks_a_file_and_counts_what_it_skips(folder, tmp_path):
     lines, out = tmp_path / "lines.txt", tmp_path / "out"
-    long, endless = " ".join(["A long way to go."] * 9), "banana" * 120
+    long, endless = " ".join(["A long way to go."] * 9), "banana" * 400
     lines.write_text(f"Good morning.\n\n...\n  \n{long}\n{endless}\n你好\n", encoding="utf-8")
     flags = f"--model {folder} --text_file {lines} --out {out} --mode exact --nodes 4 --seed 1 --batch 2 --top_k 5"
     command = [sys.executable, "-m", "vadusa_jax.synthesize", *flags.split(), "--text", "Where is the station?"]
