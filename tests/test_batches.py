@@ -169,3 +169,8 @@ def test_bad_places_and_counts_are_named_errors(data, tmp_path):
         batches.dev_batches(data, MODEL, split="test")
     with pytest.raises(ValueError, match="multiple of the 3 processes"):
         batches.train_batches(data, MODEL, 0, 3)
+
+
+def test_the_speech_of_a_split_is_read_record_by_record_with_eos(data):
+    found = list(batches.read_tokens(data.dir, MODEL, "train"))
+    assert sorted(map(tuple, found)) == sorted((*record.speech, MODEL.eos) for record in TRAIN)

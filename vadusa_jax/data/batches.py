@@ -121,7 +121,7 @@ def filled_share(batch: Batch) -> float:
 def read_tokens(folder: str, model: ModelConfig, split: str) -> Iterator[np.ndarray]:
     """The speech tokens of each record of a split, with EOS behind them."""
     for record in _source(DataConfig(dir=folder), model, split):
-        yield np.append(record["tokens"], model.eos)
+        yield np.append(record["speech"], model.eos)
 
 
 def read_phones(folder: str, model: ModelConfig, split: str) -> list[list[int]]:
