@@ -31,6 +31,8 @@ ENTRY %main (w: bf16[1000,10]) -> f32[10] {
   %product = f32[10]{0:S(1)} fusion(%x, %fetched), kind=kOutput, calls=%fused_computation.2
   %written = f32[500]{0} dynamic-update-slice(%cache, %new, %at), metadata={op_name="c"}
   %loop = f32[8]{0} while(%new), condition=%cond, body=%body.1
+  %kept = f32[500]{0} dynamic-update-slice(%written, %x, %at)
+  %six = f32[10]{0:S(1)} fusion(%x, %x, %x, %x, %x, /*index=5*/%new), kind=kLoop, calls=%fused_computation.2
   ROOT %out = f32[10]{0} copy(%product)
 }
 """
@@ -38,7 +40,7 @@ ENTRY %main (w: bf16[1000,10]) -> f32[10] {
 
 def test_a_fetch_counts_once_an_update_by_its_size_and_fast_memory_not_at_all():
     counted = [x for x in tpu.memory_traffic(HLO) if x]
-    assert counted == [3 * 8 * 4, 1000 * 10 * 2, 2 * 5 * 4, 10 * 4]
+    assert counted == [3 * 8 * 4, 1000 * 10 * 2, 2 * 5 * 4, 1000 * 4, 5 * 4, 10 * 4]
 
 
 def test_what_is_not_known_is_named():

@@ -135,6 +135,7 @@ def step_row(
 _WIDTH = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "f32": 4, "s32": 4, "u32": 4}
 _ARRAY = re.compile(r"(\w+)\[([\d,]*)\](?:\{([^}]*)\})?")
 _LINE = re.compile(r"\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*?)\)(?:,|$)")
+_OPERAND = re.compile(r"%([\w.\-]+)")  # XLA writes /*index=5*/ before every fifth
 _FREE = {"parameter", "bitcast", "get-tuple-element", "tuple", "constant", "custom-call", "after-all", "while"}
 
 
@@ -157,14 +158,15 @@ def memory_traffic(hlo: str) -> Iterator[float]:
                 (_WIDTH.get(t, 4) * math.prod(int(d) for d in dims.split(",") if d), "S(" not in (layout or ""))
                 for t, dims, layout in _ARRAY.findall(kind)
             ]
-            given = [arrays.get(a.strip().lstrip("%").split(" ")[-1].lstrip("%"), []) for a in arguments.split(",")]
+            given = [arrays.get(operand, []) for operand in _OPERAND.findall(arguments)]
             if op in _FREE or op.endswith("-done"):
                 continue
             if op.endswith("-start"):  # operand, result, context: moved if one of the two is in main memory
                 (whole, source), (moved, target) = arrays[name][:2]
                 yield min(whole, moved) if source or target else 0.0
             elif op == "dynamic-update-slice":
-                yield 2 * sum(size for size, main in given[1][:1] if main) if given[0] else 0.0
+                (size, main), (_, written) = given[1][0], arrays[name][0]
+                yield float(size * (main + written))
             else:
                 yield sum(size for each in (*given, arrays[name]) for size, main in each if main)
 
