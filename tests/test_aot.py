@@ -52,11 +52,12 @@ def test_what_is_not_known_is_named():
 @pytest.mark.parametrize("tree", [ROOT, random_tree(0, 8)], ids=len)
 def test_a_step_compiled_for_a_tpu_keeps_the_cache_in_place_and_asks_no_host(tree):
     pytest.importorskip("libtpu", reason="the compiler for TPUs comes with the extra [aot]")
-    compiled, _ = tpu.compile_step(tpu.find_topology("v5e:2x2"), MODEL, HEADS, tree, 2, 256, jnp.bfloat16)
+    step = tpu.Step(MODEL, HEADS, tree, 2, 256, jnp.bfloat16)
+    compiled, _ = tpu.compile_step(tpu.find_topology("v5e:2x2"), step)
     text = compiled.as_text()
     assert not any(word in text for word in ("infeed", "outfeed", "host_transfer=true", "send(", "recv("))
     cache = 2 * MODEL.layers * 2 * 256 * MODEL.width * 2
     assert compiled.memory_analysis().alias_size_in_bytes >= cache
-    row = tpu.step_row("v5e:2x2", MODEL, HEADS, tree, 2, 256, jnp.bfloat16)
+    row = tpu.step_row("v5e:2x2", step)
     assert 0 < row["minimum_bytes"] <= row["hbm_bytes"] and row["minimum_us"] <= row["roofline_us"]
     assert row["minimum_bytes"] > cache

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from vadusa_jax.config import SHAPES, HeadsConfig, from_config_dict
 from vadusa_jax.decode.fit import wide_tree
 from vadusa_jax.evaluation.report import markdown_table, write_json
-from vadusa_jax.evaluation.tpu import COLUMNS, NoTopology, step_row
+from vadusa_jax.evaluation.tpu import COLUMNS, NoTopology, Step, step_row
 
 LEGEND = """\
 Minimum: the weights that a step reads (backbone, LM head, draft heads in use) and the whole cache, once. Main memory: \
@@ -50,7 +50,8 @@ def decode() -> None:
     rows = []
     for nodes in tqdm(list(map(int, NODES.value)), "compile", disable=None):
         tree = wide_tree(heads.count, nodes)
-        row = step_row(TOPOLOGY.value, model, heads, tree, BATCH.value, SLOTS.value, jnp.dtype(DTYPE.value))
+        step = Step(model, heads, tree, BATCH.value, SLOTS.value, jnp.dtype(DTYPE.value))
+        row = step_row(TOPOLOGY.value, step)
         if nodes in reached:
             row["tokens_per_step"] = reached[nodes]
             row["projected_speedup"] = reached[nodes] * (rows[0] if rows else row)["roofline_us"] / row["roofline_us"]

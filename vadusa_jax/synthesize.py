@@ -20,6 +20,7 @@ from absl import app, flags
 from tqdm import tqdm
 
 from vadusa_jax.decode.modes import HELP, Mode, parse_mode
+from vadusa_jax.decode.prompts import TooLong
 from vadusa_jax.text import UnspeakableText
 from vadusa_jax.voice import DEMO_MODEL, Spoken, Voice
 
@@ -53,19 +54,20 @@ def main(_) -> None:
     if _TEXT_FILE.value:
         skipped = []
         for line in filter(str.strip, Path(_TEXT_FILE.value).read_text(encoding="utf-8").splitlines()):
-            if why := complaint(voice, line):
-                skipped.append(f"{line[:60]!r}: {why}")
-            else:
-                texts, pieces = [*texts, line], [*pieces, voice.pieces(line)]
+            try:
+                pieces.append(speakable_pieces(voice, line))
+                texts.append(line)
+            except (UnspeakableText, TooLong) as error:
+                skipped.append(f"{line[:60]!r}: {error}")
         print(f"{_TEXT_FILE.value}: {len(skipped)} lines skipped", *skipped, sep="\n  ")
     if not texts:
         raise app.UsageError("nothing to say: give --text or --text_file")
     name = f"tolerance:{_TOLERANCE.value}" if _MODE.value == "tolerance" else _MODE.value
     mode, out = parse_mode(name, _NODES.value, voice.config.decode), Path(_OUT.value)
     out.mkdir(parents=True, exist_ok=True)
-    whole = speak_streaming if _STREAM.value else speak_queued
+    spoken = speak_streaming(voice, texts, mode) if _STREAM.value else speak_queued(voice, pieces, mode)
     records = [{}] * len(texts)
-    for i, wave_P, facts in tqdm(whole(voice, pieces, mode), "speak", total=len(texts), disable=None):
+    for i, wave_P, facts in tqdm(spoken, "speak", total=len(texts), disable=None):
         path = out / f"{i:04d}.wav"
         soundfile.write(path, wave_P, voice.codec.sample_rate)
         seconds = len(wave_P) / voice.codec.sample_rate
@@ -93,11 +95,11 @@ def speak_queued(voice: Voice, pieces: list[list[str]], mode: Mode) -> Iterator[
             yield owner[n], np.concatenate([s.wave for s in own]), facts
 
 
-def speak_streaming(voice: Voice, pieces: list[list[str]], mode: Mode) -> Iterator[tuple[int, np.ndarray, dict]]:
+def speak_streaming(voice: Voice, texts: list[str], mode: Mode) -> Iterator[tuple[int, np.ndarray, dict]]:
     """As `speak_queued`, one text after the other, with the time to the first sound of each."""
-    for i, of_text in enumerate(pieces):
+    for i, text in enumerate(texts):
         began, first_s, waves = time.perf_counter(), 0.0, []
-        for wave_P in voice.stream(" ".join(of_text), mode, _SEED.value, _HEADS.value, _LOOKAHEAD.value):
+        for wave_P in voice.stream(text, mode, _SEED.value, _HEADS.value, _LOOKAHEAD.value):
             first_s = first_s or time.perf_counter() - began
             waves.append(wave_P)
         yield (
@@ -110,12 +112,12 @@ def speak_streaming(voice: Voice, pieces: list[list[str]], mode: Mode) -> Iterat
         )
 
 
-def complaint(voice: Voice, line: str) -> str | None:
-    """Why a line cannot be spoken, whole or in pieces, or None."""
-    try:
-        return next(filter(None, map(voice.complaint, voice.pieces(line))), None)
-    except UnspeakableText as error:
-        return str(error)
+def speakable_pieces(voice: Voice, line: str) -> list[str]:
+    """The sentences of a line; raises UnspeakableText, or TooLong for a word longer than the model's room."""
+    pieces = voice.pieces(line)
+    for why in filter(None, map(voice.complaint, pieces)):
+        raise TooLong(why)
+    return pieces
 
 
 def with_settings(voice: Voice) -> Voice:

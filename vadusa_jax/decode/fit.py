@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vadusa_jax.config import DecodeConfig
-from vadusa_jax.decode.accept import EXACT, Greedy, Rule
+from vadusa_jax.decode.accept import EXACT, Greedy, Position, Rule
 from vadusa_jax.decode.draft import head_drafter, rank_drafts
 from vadusa_jax.decode.loop import (
     Prompts,
@@ -64,9 +64,7 @@ def measure_hits(
 @functools.partial(jax.jit, static_argnames=("settings",))
 def _hits(lm: SpeechLM, prompt: Prompts, tokens_T: jax.Array, end: int, settings: Settings) -> jax.Array:
     position_T, rule = jnp.arange(len(tokens_T)), settings.rule
-    causal_1TT = jnp.tril(jnp.ones((1, len(tokens_T), len(tokens_T)), bool))
-    h_1TD, _ = lm.backbone(tokens_T[None], position_T[None], causal_1TT)
-    at = target(lm, prompt, h_1TD, position_T[None] + 1, _recent(tokens_T, prompt.length_B, settings), settings)
+    h_1TD, at = positions_along(lm, prompt, tokens_T, settings)
     hits, table = [], rule_table(lm, settings)
     heads = lm.heads.each(h_1TD, lambda k: lm.backbone.embed(jnp.roll(tokens_T, -k)[None]))
     for k, logits_1TV in enumerate(heads, start=1):
@@ -76,6 +74,17 @@ def _hits(lm: SpeechLM, prompt: Prompts, tokens_T: jax.Array, end: int, settings
         right_TR = rule.accepts(ahead, guess_1TR, table)[0]
         hits.append(right_TR & (position_T[:, None] + 1 + k < end))
     return jnp.stack(hits, axis=1)
+
+
+def positions_along(
+    lm: SpeechLM, prompt: Prompts, tokens_T: jax.Array, settings: Settings
+) -> tuple[jax.Array, Position]:
+    """Hidden states `[1, T, D]` along a prompt and what was said after it, and the position behind each of them."""
+    position_T = jnp.arange(len(tokens_T))
+    causal_1TT = jnp.tril(jnp.ones((1, len(tokens_T), len(tokens_T)), bool))
+    h_1TD, _ = lm.backbone(tokens_T[None], position_T[None], causal_1TT)
+    recent_1TW = _recent(tokens_T, prompt.length_B, settings)
+    return h_1TD, target(lm, prompt, h_1TD, position_T[None] + 1, recent_1TW, settings)
 
 
 def _recent(tokens_T: jax.Array, length_B: jax.Array, settings: Settings) -> jax.Array:

@@ -6,7 +6,7 @@ cache, tree, drafter and acceptance rule meet; it never talks to the host.
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -75,6 +75,9 @@ class Prompts:
     sampling: RowSampling
 
 
+Rows = TypeVar("Rows", State, Prompts)
+
+
 @jit_for_decoding(static_argnames=("settings", "slots"))
 def prefill(model: SpeechLM, prompts: Prompts, *, settings: Settings, slots: int, drafter: Drafter = MEDUSA) -> State:
     """One pass over the prompts, and the first token of each row.
@@ -141,10 +144,10 @@ def generate(model: SpeechLM, prompts: Prompts, *, settings: Settings, slots: in
     return advance(model, prompts, state, settings=settings, drafter=drafter)
 
 
-@jit_for_decoding(donate_argnames=("state",))
-def put_row(state: State, row: jax.Array | int, one: State) -> State:
-    """The state with row `row` replaced by the only row of `one`, which has the same slots and settings."""
-    return jax.tree.map(lambda all_, new: jax.lax.dynamic_update_slice_in_dim(all_, new, row * len(new), 0), state, one)
+@jit_for_decoding(donate_argnames=("rows",))
+def put_row(rows: Rows, row: jax.Array | int, one: Rows) -> Rows:
+    """The rows with row `row` replaced by the only one of `one`, which has the same shapes; `rows` is used up."""
+    return jax.tree.map(lambda all_, new: jax.lax.dynamic_update_slice_in_dim(all_, new, row * len(new), 0), rows, one)
 
 
 def slots_needed(prompt_length: int, limit: int, tree: Tree) -> int:

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vadusa_jax.decode.loop import Prompts, Settings, target
+from vadusa_jax.decode.fit import positions_along
+from vadusa_jax.decode.loop import Prompts, Settings
 from vadusa_jax.decode.prompts import take_rows
 from vadusa_jax.decode.queue import decode_all
 from vadusa_jax.model.heads import SpeechLM
@@ -39,13 +40,7 @@ def divergences(lm: SpeechLM, prompts: Prompts, plain: Settings, fast: Settings,
 
 
 def _gap(lm: SpeechLM, prompt: Prompts, said: np.ndarray, settings: Settings) -> float:
-    length = int(prompt.length_B[0])
-    tokens_1T = jnp.concatenate([prompt.tokens_BP[:, :length], jnp.asarray(said, jnp.int32)[None]], axis=1)
-    count = tokens_1T.shape[1]
-    h_1TD, _ = lm.backbone(tokens_1T, jnp.arange(count)[None], jnp.tril(jnp.ones((1, count, count), bool)))
-    recent = np.full(settings.repeat_window, -1)
-    if tail := min(len(said), settings.repeat_window):
-        recent[-tail:] = said[-tail:]
-    at = target(lm, prompt, h_1TD[:, -1:], jnp.array([[count]]), jnp.asarray(recent)[None, None], settings)
-    best, _ = jax.lax.top_k(at.log_p[0, 0] + at.noise[0, 0, 0], 2)
+    tokens_T = jnp.concatenate([prompt.tokens_BP[0, : int(prompt.length_B[0])], jnp.asarray(said, jnp.int32)])
+    _, at = positions_along(lm, prompt, tokens_T, settings)
+    best, _ = jax.lax.top_k(at.log_p[0, -1] + at.noise[0, -1, 0], 2)
     return float(best[0] - best[1])

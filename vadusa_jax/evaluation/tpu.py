@@ -61,34 +61,45 @@ def find_topology(name: str) -> topologies.TopologyDescription:
         raise NoTopology(f"no topology {name!r}: {error}; libtpu comes with the extra [aot]") from error
 
 
-def compile_step(
-    topology: topologies.TopologyDescription,
-    model: ModelConfig,
-    heads: HeadsConfig,
-    tree: Tree,
-    batch: int,
-    slots: int,
-    dtype: jnp.dtype,
-) -> tuple[jax.stages.Compiled, float]:
-    """One decode step for one chip of the topology, and the seconds that compiling it took.
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A decode step to be compiled: its model, tree and batch; parameters and cache are of `dtype`."""
 
-    Parameters and cache are of `dtype`; the state is given away, as the loop does.
+    model: ModelConfig
+    heads: HeadsConfig
+    tree: Tree
+    batch: int
+    slots: int
+    dtype: jnp.dtype
+
+    @property
+    def lm(self) -> SpeechLM:
+        """The model, described and not made."""
+        graph, params = nnx.split(
+            nnx.eval_shape(lambda: SpeechLM(self.model, self.heads, self.dtype, rngs=nnx.Rngs(0)))
+        )
+        return nnx.merge(graph, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, self.dtype), params))
+
+
+def compile_step(topology: topologies.TopologyDescription, step: Step) -> tuple[jax.stages.Compiled, float]:
+    """The step compiled for one chip of the topology, and the seconds that it took.
+
+    The state is given away, as the loop does.
     """
     place = functools.partial(_on, jax.sharding.SingleDeviceSharding(topology.devices[0]))
-    graph, params = nnx.split(nnx.eval_shape(lambda: SpeechLM(model, heads, dtype, rngs=nnx.Rngs(0))))
-    lm = nnx.merge(graph, jax.tree.map(lambda x: place(jax.ShapeDtypeStruct(x.shape, dtype)), params))
+    lm, tree, batch, slots = step.lm, step.tree, step.batch, step.slots
     settings, drafter = make_settings(tree, EXACT, DecodeConfig()), head_drafter(lm)
-    tokens = [[model.eos + 1] * PROMPT] * batch
+    tokens = [[step.model.eos + 1] * PROMPT] * batch
     prompts = jax.eval_shape(lambda: make_prompts(tokens, [slots] * batch, range(batch), 0, DecodeConfig()))
     first = functools.partial(loop.prefill.__wrapped__, settings=settings, slots=slots, drafter=drafter)
     state = jax.tree.map(place, jax.eval_shape(first, lm, prompts))
     ready = jax.eval_shape(lambda lm: drafter.prepare(lm, tree) if tree.depth else None, lm)
 
-    def step(lm: SpeechLM, prompts: loop.Prompts, ready, state: loop.State) -> loop.State:
+    def run(lm: SpeechLM, prompts: loop.Prompts, ready, state: loop.State) -> loop.State:
         return loop.step(lm, prompts, settings, drafter, loop.rule_table(lm, settings), ready, state)
 
     began = time.perf_counter()
-    lowered = jax.jit(step, donate_argnums=3).lower(*(jax.tree.map(place, x) for x in (lm, prompts, ready)), state)
+    lowered = jax.jit(run, donate_argnums=3).lower(*(jax.tree.map(place, x) for x in (lm, prompts, ready)), state)
     return lowered.compile(), time.perf_counter() - began
 
 
@@ -96,28 +107,19 @@ def _on(sharding: jax.sharding.Sharding, x: jax.ShapeDtypeStruct) -> jax.ShapeDt
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
 
-def step_row(
-    topology_name: str,
-    model: ModelConfig,
-    heads: HeadsConfig,
-    tree: Tree,
-    batch: int,
-    slots: int,
-    dtype: jnp.dtype,
-) -> dict:
+def step_row(topology_name: str, step: Step) -> dict:
     """The figures of one compiled step beside what it cannot do without."""
-    compiled, seconds = compile_step(find_topology(topology_name), model, heads, tree, batch, slots, dtype)
+    compiled, seconds = compile_step(find_topology(topology_name), step)
     chip, cost, memory = CHIPS[topology_name.split(":")[0]], compiled.cost_analysis(), compiled.memory_analysis()
-    lm = nnx.eval_shape(lambda: SpeechLM(model, heads, dtype, rngs=nnx.Rngs(0)))
-    wide = jnp.dtype(jnp.float32).itemsize // jnp.dtype(dtype).itemsize  # parameters are described in float32
-    minimum = weight_bytes(lm, tree.depth) / wide + batch * cache_bytes(model, slots, dtype)
+    cached = step.batch * cache_bytes(step.model, step.slots, step.dtype)
+    minimum = weight_bytes(step.lm, step.tree.depth) + cached
     hbm, flops = float(sum(memory_traffic(compiled.as_text()))), float(cost["flops"])
     return {
         "topology": topology_name,
-        "nodes": len(tree),
-        "batch": batch,
-        "slots": slots,
-        "dtype": jnp.dtype(dtype).name,
+        "nodes": len(step.tree),
+        "batch": step.batch,
+        "slots": step.slots,
+        "dtype": jnp.dtype(step.dtype).name,
         "minimum_bytes": minimum,
         "hbm_bytes": hbm,
         "over_minimum": hbm / minimum,
