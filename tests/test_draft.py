@@ -75,7 +75,7 @@ def test_sequential_heads_grow_each_node_from_its_own_path(hydra):
     h_BD = jnp.asarray(rng.standard_normal((batch, MODEL.width)), jnp.float32)
     root_B = jnp.asarray(rng.integers(0, MODEL.output_vocab, batch))
     noise = jnp.zeros((batch, 5, 0, MODEL.output_vocab))
-    at = Context(h_BD, root_B, jnp.zeros((batch,), int), lambda logits, _: jax.nn.log_softmax(logits), noise, 0)
+    at = Context(h_BD, root_B, jnp.zeros((batch,), int), lambda logits, *_: jax.nn.log_softmax(logits), noise, 0)
     drafted_BT, log_q, memory = head_drafter(hydra).draft(hydra, None, tree, None, at)
     token_BT = np.concatenate([np.asarray(root_B)[:, None], np.asarray(drafted_BT)], axis=1)
     assert log_q is None and memory is None
@@ -152,7 +152,7 @@ def test_viterbi_finds_the_likeliest_of_all_paths(lm, seed):
     log_A_VV = np.log(rng.dirichlet(np.full(vocab, 0.3), vocab) + 1e-9).astype(np.float32)
     h_BD, root_B = jnp.asarray(rng.standard_normal((2, MODEL.width)), jnp.float32), jnp.asarray([1, 2])
     noise = jnp.asarray(rng.gumbel(size=(2, depth, 1, vocab)), jnp.float32)
-    at = Context(h_BD, root_B, jnp.zeros((2,), int), lambda logits, _: jax.nn.log_softmax(logits), noise, 1)
+    at = Context(h_BD, root_B, jnp.zeros((2,), int), lambda logits, *_: jax.nn.log_softmax(logits), noise, 1)
     drafter = Viterbi(jnp.asarray(log_A_VV), width=5)
     found_BD, _, _ = drafter.draft(lm, drafter.prepare(lm, chain(depth)), chain(depth), None, at)
     score_BDV = np.asarray(jax.nn.log_softmax(lm.heads(h_BD, depth)) + noise[:, :, 0])

@@ -15,7 +15,7 @@ from toys import MODEL, random_tree, toy_model
 from vadusa_jax.config import DecodeConfig
 from vadusa_jax.decode.accept import EXACT
 from vadusa_jax.decode.loop import FINISH, generate
-from vadusa_jax.decode.prompts import make_prompts, make_settings, slots_for
+from vadusa_jax.decode.prompts import first_slots, make_prompts, make_settings
 from vadusa_jax.evaluation import metrics, plots, report
 from vadusa_jax.evaluation.clips import (
     Clip,
@@ -192,7 +192,7 @@ def test_acceptance_of_the_decode_loop_is_committed_tokens_over_passes():
     model, tree = toy_model(), random_tree(0, nodes=16)
     prompts = make_prompts([[MODEL.output_vocab] * 3] * 12, [60] * 12, range(12), 0, DecodeConfig())
     settings = make_settings(tree, EXACT, DecodeConfig())
-    state = generate(model, prompts, settings=settings, slots=slots_for(prompts, tree))
+    state = generate(model, prompts, settings=settings, slots=first_slots(prompts, tree))
     assert "eos" in [FINISH[code] for code in state.finish_B]
     for said_S, step_S, count, passes in zip(state.said_BS, state.step_BS, state.count_B, state.passes_B, strict=True):
         block_sizes = metrics.blocks(np.asarray(step_S[:count]), int(passes))

@@ -35,7 +35,7 @@ def many(seed: int, rows: int = 19):
 @pytest.mark.parametrize("batch", [1, 4, 50])
 def test_a_queue_of_any_length_equals_each_text_alone_in_order(lm, tree, batch):
     prompts, settings = many(0), make_settings(tree, EXACT, DECODE)
-    spoken = decode_all(lm, prompts, settings=settings, batch=batch, slots=SLOTS)
+    spoken = decode_all(lm, prompts, settings=settings, batch=batch)
     assert len(spoken) == 19
     for i, one in enumerate(spoken):
         (alone,) = speak(lm, take_rows(prompts, [i]), tree)
@@ -45,33 +45,31 @@ def test_a_queue_of_any_length_equals_each_text_alone_in_order(lm, tree, batch):
 
 def test_a_queue_compiles_nothing_once_it_runs_and_asks_the_device_once_per_row(lm, monkeypatch):
     settings = make_settings(TREE, EXACT, DECODE)
-    decode_all(lm, many(0), settings=settings, batch=4, slots=SLOTS)
+    decode_all(lm, many(0), settings=settings, batch=4)
     compiled = [f.compiled()._cache_size() for f in (prefill, advance, put_row)]
     asked, get = [], jax.device_get
     monkeypatch.setattr(jax, "device_get", lambda x: asked.append(1) or get(x))
-    spoken = decode_all(lm, many(1, rows=31), settings=settings, batch=4, slots=SLOTS)
+    spoken = decode_all(lm, many(1, rows=31), settings=settings, batch=4)
     assert [f.compiled()._cache_size() for f in (prefill, advance, put_row)] == compiled
     assert len(asked) <= len(spoken) == 31
 
 
-def test_a_row_that_could_leave_its_cache_is_refused(lm):
+def test_a_row_that_could_leave_the_models_positions_is_refused(lm):
     settings = make_settings(TREE, EXACT, DECODE)
-    with pytest.raises(TooLong, match="cache slots, there are 40"):
-        decode_all(lm, many(0), settings=settings, batch=4, slots=40)
     endless = make_prompts([[20, 21]], [MODEL.max_length], [0], 0, DECODE)
     with pytest.raises(TooLong, match=f"reach {MODEL.max_length + 2} positions, the model has max_length"):
         next(stream_tokens(lm, endless, settings=settings, size=8))
 
 
 def test_rows_that_are_finished_first_come_first(lm):
-    order = [i for i, _ in decode_each(lm, many(2), settings=make_settings(TREE, EXACT, DECODE), batch=4, slots=SLOTS)]
+    order = [i for i, _ in decode_each(lm, many(2), settings=make_settings(TREE, EXACT, DECODE), batch=4)]
     assert sorted(order) == list(range(19)) and order != sorted(order)
 
 
 def test_a_draft_models_memory_moves_with_its_row(lm):
     drafter, settings = DraftLM(toy_model(3).backbone), make_settings(chain(3), EXACT, DECODE)
-    drafted = decode_all(lm, many(3), settings=settings, batch=4, slots=SLOTS, drafter=drafter)
-    plain = decode_all(lm, many(3), settings=make_settings(ROOT, EXACT, DECODE), batch=4, slots=SLOTS)
+    drafted = decode_all(lm, many(3), settings=settings, batch=4, drafter=drafter)
+    plain = decode_all(lm, many(3), settings=make_settings(ROOT, EXACT, DECODE), batch=4)
     assert [one.tokens.tolist() for one in drafted] == [one.tokens.tolist() for one in plain]
 
 
@@ -98,7 +96,7 @@ def test_a_stream_of_chunks_is_what_is_said_at_once_and_nothing_follows_eos(lm, 
     for i in range(8):
         prompt = take_rows(many(4), [i])
         (whole,) = speak(lm, prompt, tree)
-        chunks = list(stream_tokens(lm, prompt, settings=settings, size=size, slots=SLOTS))
+        chunks = list(stream_tokens(lm, prompt, settings=settings, size=size))
         tokens = np.concatenate([chunk.tokens for chunk in chunks]).tolist()
         assert tokens == [token for token in whole.tokens if token != MODEL.eos]
         assert [chunk.finish for chunk in chunks] == ["running"] * (len(chunks) - 1) + [FINISH[whole.finish]]

@@ -19,10 +19,9 @@ from vadusa_jax.decode.loop import (
     log_probs,
     prefill,
     rule_table,
-    slots_needed,
     target,
 )
-from vadusa_jax.decode.prompts import make_prompts, make_settings, slots_bucket, slots_for, take_rows
+from vadusa_jax.decode.prompts import make_prompts, make_settings, slots_bucket, take_rows
 from vadusa_jax.decode.queue import decode_all
 from vadusa_jax.decode.tree import ROOT, Tree, grow
 from vadusa_jax.decode.trees import FittedTree, machine
@@ -51,7 +50,8 @@ def measure_hits(
     At every position of that speech, head k's guesses for the position k + 1 ahead are put before the rule: with the
     noise, the filters and the temperature that decoding uses, so that what is measured here is what decoding meets.
     """
-    settings, slots, hits = make_settings(ROOT, rule, decode), slots_for(prompts, ROOT), []
+    settings, hits = make_settings(ROOT, rule, decode), []
+    slots = slots_bucket(max(map(len, sequences), default=0))
     for b, sequence in enumerate(sequences):
         tokens_T = np.zeros(slots, np.int32)
         tokens_T[: len(sequence)] = sequence
@@ -69,7 +69,7 @@ def _hits(lm: SpeechLM, prompt: Prompts, tokens_T: jax.Array, end: int, settings
     heads = lm.heads.each(h_1TD, lambda k: lm.backbone.embed(jnp.roll(tokens_T, -k)[None]))
     for k, logits_1TV in enumerate(heads, start=1):
         ahead = jax.tree.map(lambda x, k=k: jnp.roll(x, -k, axis=1), at)
-        log_q_1TV = log_probs(prompt, logits_1TV, position_T[None] + 1 + k)
+        log_q_1TV = log_probs(prompt, logits_1TV, position_T[None] + 1 + k, filtered=False)
         guess_1TR = rank_drafts(log_q_1TV, ahead.drawing_noise(rule.coupled), RANKS)
         right_TR = rule.accepts(ahead, guess_1TR, table)[0]
         hits.append(right_TR & (position_T[:, None] + 1 + k < end))
@@ -100,7 +100,7 @@ def measure_step_s(
     prompt = [list(range(lm.backbone.config.eos + 1, lm.backbone.config.eos + 33))] * batch
     prompts = make_prompts(prompt, [tokens] * batch, list(range(batch)), 0, decode)
     settings, drafter = make_settings(tree, EXACT, dataclasses.replace(decode, repeat_limit=10**6)), head_drafter(lm)
-    slots = slots_bucket(slots_needed(len(prompt[0]), 2 * tokens, tree))
+    slots = slots_bucket(len(prompt[0]) + tokens + 2 * (tree.depth + 1))  # room for all of it: nothing grows
     seconds = []
     for _ in range(repeats + 1):
         state = jax.block_until_ready(prefill(lm, prompts, settings=settings, slots=slots, drafter=drafter))

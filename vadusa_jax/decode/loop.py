@@ -1,7 +1,7 @@
 """The decode loop: prompts in, speech tokens out, in compiled while loops with static shapes.
 
 Plain autoregressive decoding is this loop with a tree that is only its root. The loop is the one place where model,
-cache, tree, drafter and acceptance rule meet; it never talks to the host.
+cache, tree, drafter and acceptance rule meet; it talks to the host only when a row has finished or its slots are full.
 """
 
 import dataclasses
@@ -86,17 +86,18 @@ def prefill(model: SpeechLM, prompts: Prompts, *, settings: Settings, slots: int
         model: backbone and draft heads.
         prompts: at least one row; `limit_B` at least 1.
         settings: tree and rule (one compilation each).
-        slots: cache slots a row, at least `slots_needed(...)`: the caller picks a bucket, so that few are compiled.
+        slots: cache slots a row to begin with, of a bucket, so that few sizes are compiled; `grow` makes more.
         drafter: who fills the tree.
     """
     drafter.check(model, settings.tree)
     if isinstance(settings.rule, Ssd) and settings.tree.depth and not isinstance(drafter, DraftLM):
         raise ValueError(f"{settings.rule.name} needs a drafter that draws its guesses: a draft language model")
     batch, padded = prompts.tokens_BP.shape
+    slots = max(slots, padded)
     positions_BP = jnp.broadcast_to(jnp.arange(padded), (batch, padded))
     causal_BPP = jnp.broadcast_to(jnp.tril(jnp.ones((padded, padded), bool)), (batch, padded, padded))
     h_BPD, new = model.backbone(prompts.tokens_BP, positions_BP, causal_BPP)
-    cache = kv.empty(model.backbone.config, batch, max(slots, padded), settings.tree.depth + 1, h_BPD.dtype)
+    cache = kv.empty(model.backbone.config, batch, slots, settings.tree.depth + 1, h_BPD.dtype)
     cache = kv.append(cache, new, prompts.length_B)
     h_BD = h_BPD[jnp.arange(batch), prompts.length_B - 1]
     zero_B, buffer_BS = jnp.zeros((batch,), jnp.int32), jnp.zeros((batch, slots), jnp.int32)
@@ -119,40 +120,57 @@ def advance(
     settings: Settings,
     drafter: Drafter = MEDUSA,
 ) -> State:
-    """Decodes on while at least `running` rows are unfinished and none of these has said `count` tokens.
+    """Decodes on while at least `running` rows are unfinished, none of these has said `count` tokens and there is room.
 
-    By default: until every row has finished. The state given is used up: its cache is written in place.
+    By default: until every row has finished. Where it stops for no such reason the slots are full, and `grow` gives
+    more. The state given is used up: its cache is written in place.
     """
     table = rule_table(model, settings)
     ready = drafter.prepare(model, settings.tree) if settings.tree.depth else None
 
     def go_on(state: State) -> jax.Array:
         running_B = state.finish_B == RUNNING  # finished rows are frozen and wait for the others
-        return (jnp.sum(running_B) >= running) & ~jnp.any(running_B & (state.count_B >= count))
+        most_B = state.cache.length_B + state.cache.path_B + settings.tree.depth + 1  # if a whole path is accepted
+        return (
+            (jnp.sum(running_B) >= running)
+            & ~jnp.any(running_B & (state.count_B >= count))
+            & jnp.all(most_B <= state.said_BS.shape[1])
+        )
 
     one = functools.partial(step, model, prompts, settings, drafter, table, ready)
     return jax.lax.while_loop(go_on, one, state)
 
 
 def generate(model: SpeechLM, prompts: Prompts, *, settings: Settings, slots: int, drafter: Drafter = MEDUSA) -> State:
-    """Decodes all rows until each has finished: `prefill`, then `advance`.
+    """Decodes all rows until each has finished: `prefill`, then `advance` and `grow`.
 
     Returns:
         The final state: `said_BS` up to `count_B`, `step_BS`, `passes_B`, `finish_B`.
     """
     state = prefill(model, prompts, settings=settings, slots=slots, drafter=drafter)
-    return advance(model, prompts, state, settings=settings, drafter=drafter)
+    while True:
+        state = advance(model, prompts, state, settings=settings, drafter=drafter)
+        if (jax.device_get(state.finish_B) != RUNNING).all():
+            return state
+        state = grow(state)
+
+
+@jax.jit
+def grow(state: State) -> State:
+    """The state with twice the slots: a pass attends to all slots, so that few are better while few are in use."""
+
+    def wider(x_BS: jax.Array) -> jax.Array:
+        return jnp.pad(x_BS, ((0, 0), (0, x_BS.shape[1])))
+
+    memory = None if state.memory is None else kv.grow(state.memory)
+    said_BS, step_BS = wider(state.said_BS), wider(state.step_BS)
+    return dataclasses.replace(state, cache=kv.grow(state.cache), said_BS=said_BS, step_BS=step_BS, memory=memory)
 
 
 @jit_for_decoding(donate_argnames=("rows",))
 def put_row(rows: Rows, row: jax.Array | int, one: Rows) -> Rows:
     """The rows with row `row` replaced by the only one of `one`, which has the same shapes; `rows` is used up."""
     return jax.tree.map(lambda all_, new: jax.lax.dynamic_update_slice_in_dim(all_, new, row * len(new), 0), rows, one)
-
-
-def slots_needed(prompt_length: int, limit: int, tree: Tree) -> int:
-    """Cache slots for a prompt, what it may say, and one whole path behind it."""
-    return prompt_length + limit + tree.depth + 1
 
 
 def step(
@@ -173,8 +191,8 @@ def step(
     if tree.depth:
         first_noise = noise_BJXV[:, :, ::2] if settings.repeat_window else noise_BJXV
         coupled = rule.coupled if settings.coupled else 0
-        log_q = functools.partial(log_probs, prompts)
-        at = Context(state.h_BD, state.root_B, length_B, log_q, first_noise, coupled)
+        scores = functools.partial(log_probs, prompts)
+        at = Context(state.h_BD, state.root_B, length_B, scores, first_noise, coupled)
         drafted_BT, log_q_BJV, memory = drafter.draft(model, ready, tree, memory, at)
         token_BT = jnp.concatenate([token_BT, drafted_BT], axis=1)
 
@@ -222,9 +240,10 @@ def target(
     return Position(log_p_BTV, noise_BTXV, prompts.sampling.free(logits_BTV), recent_BTW, log_q_BTV, settings.repeats)
 
 
-def log_probs(prompts: Prompts, logits_BJV: jax.Array, position_BJ: jax.Array) -> jax.Array:
-    """Logits of positions as each row samples them."""
-    return prompts.sampling.log_probs(_may_end(prompts, logits_BJV, position_BJ))
+def log_probs(prompts: Prompts, logits_BJV: jax.Array, position_BJ: jax.Array, filtered: bool) -> jax.Array:
+    """Logits of positions as each row samples them, with or without its top-k and top-p."""
+    sampling = prompts.sampling
+    return (sampling.log_probs if filtered else sampling.free)(_may_end(prompts, logits_BJV, position_BJ))
 
 
 def _may_end(prompts: Prompts, logits_BJV: jax.Array, position_BJ: jax.Array) -> jax.Array:

@@ -9,11 +9,11 @@ import numpy as np
 
 from vadusa_jax.config import Config, DecodeConfig, ModelConfig
 from vadusa_jax.decode.accept import Rule
-from vadusa_jax.decode.loop import Prompts, Settings, slots_needed
+from vadusa_jax.decode.loop import Prompts, Settings
 from vadusa_jax.decode.sampling import RowSampling, Sampling, row_keys
 from vadusa_jax.decode.tree import Tree
 
-PROMPT_BUCKET, SLOTS_BUCKET = 64, 256
+PROMPT_BUCKET, LEAST_SLOTS = 64, 256
 
 
 class TooLong(ValueError):
@@ -85,23 +85,21 @@ def take_rows(prompts: Prompts, rows: Sequence[int] | slice) -> Prompts:
     return jax.tree.map(lambda x: x[rows], prompts)
 
 
-def slots_for(prompts: Prompts, tree: Tree) -> int:
-    """Cache slots, of a compiled size, that are enough for every row with this tree."""
-    return slots_bucket(max(slots_needed(int(n), 0, tree) for n in np.asarray(prompts.length_B + prompts.limit_B)))
+def first_slots(prompts: Prompts, tree: Tree) -> int:
+    """Cache slots to begin with: a compiled size with room for the prompts and two paths of the tree."""
+    return slots_bucket(prompts.tokens_BP.shape[1] + 2 * (tree.depth + 1))
 
 
-def check_room(prompts: Prompts, tree: Tree, slots: int, model: ModelConfig) -> None:
-    """Raises TooLong if a row may need a position or a cache slot that is not there: it would be written elsewhere."""
+def check_room(prompts: Prompts, model: ModelConfig) -> None:
+    """Raises TooLong if a row may need a position that the model does not have."""
     longest = int(np.max(np.asarray(prompts.length_B + prompts.limit_B)))
     if longest > model.max_length:
         raise TooLong(f"a row may reach {longest} positions, the model has max_length {model.max_length}")
-    if slots < (needed := slots_needed(longest, 0, tree)):
-        raise TooLong(f"a row may need {needed} cache slots, there are {slots}")
 
 
 def slots_bucket(slots: int) -> int:
-    """Cache slots rounded up to a compiled size."""
-    return bucket(slots, SLOTS_BUCKET)
+    """Cache slots rounded up to a compiled size: a power of two, as `grow` doubles them."""
+    return max(LEAST_SLOTS, 1 << (slots - 1).bit_length())
 
 
 def bucket(length: int, size: int) -> int:

@@ -7,8 +7,8 @@ import jax
 import numpy as np
 
 from vadusa_jax.decode.draft import MEDUSA, Drafter
-from vadusa_jax.decode.loop import FINISH, RUNNING, Prompts, Settings, State, advance, prefill, put_row
-from vadusa_jax.decode.prompts import check_room, slots_for, take_rows
+from vadusa_jax.decode.loop import FINISH, RUNNING, Prompts, Settings, State, advance, grow, prefill, put_row
+from vadusa_jax.decode.prompts import check_room, first_slots, take_rows
 from vadusa_jax.model.heads import SpeechLM
 
 
@@ -28,15 +28,15 @@ def decode_all(
     *,
     settings: Settings,
     batch: int,
-    slots: int | None = None,
     drafter: Drafter = MEDUSA,
 ) -> list[Said]:
     """Decodes all rows of `prompts`, at most `batch` at a time, and gives them back in their order.
 
     What a row says does not depend on its place or its company. Nothing is compiled after the first rows: the
-    batch keeps its shape, and a finished row waits, frozen, until the host notices (once per finished row).
+    batch keeps its shape (until a row is longer than any before: then its slots double), and a finished row waits,
+    frozen, until the host notices (once per finished row).
     """
-    done = dict(decode_each(model, prompts, settings=settings, batch=batch, slots=slots, drafter=drafter))
+    done = dict(decode_each(model, prompts, settings=settings, batch=batch, drafter=drafter))
     return [done[i] for i in range(len(done))]
 
 
@@ -46,27 +46,28 @@ def decode_each(
     *,
     settings: Settings,
     batch: int,
-    slots: int | None = None,
     drafter: Drafter = MEDUSA,
 ) -> Iterator[tuple[int, Said]]:
     """As `decode_all`, but every row with its number as soon as it is finished."""
-    total, slots = len(prompts.length_B), slots or slots_for(prompts, settings.tree)
-    check_room(prompts, settings.tree, slots, model.backbone.config)
+    total = len(prompts.length_B)
+    check_room(prompts, model.backbone.config)
     number = list(range(min(batch, total)))  # which prompt is in each row of the batch; None: no more are waiting
     waiting = iter(range(len(number), total))
     rows = take_rows(prompts, number)
-    state = prefill(model, rows, settings=settings, slots=slots, drafter=drafter)
+    state = prefill(model, rows, settings=settings, slots=first_slots(rows, settings.tree), drafter=drafter)
     while any(n is not None for n in number):
         running = sum(n is not None for n in number)
         state = advance(model, rows, state, running, settings=settings, drafter=drafter)
-        for b, said in _finished(state):
-            if number[b] is None:
-                continue
+        finished = [(b, said) for b, said in _finished(state) if number[b] is not None]
+        if not finished:  # nothing else stopped it: the slots are full
+            state = grow(state)
+        for b, said in finished:
             yield number[b], said
             number[b] = next(waiting, None)
             if number[b] is not None:
                 one = take_rows(prompts, [number[b]])
                 rows = put_row(rows, b, one)
+                slots = state.said_BS.shape[1]
                 state = put_row(state, b, prefill(model, one, settings=settings, slots=slots, drafter=drafter))
 
 

@@ -61,11 +61,11 @@ class RowSampling:
         log_p = self.free(logits)
         if self.top_k_B is not None:
             top_k = jnp.minimum(_per_row(self.top_k_B, log_p)[..., 0], log_p.shape[-1])
-            log_p = _keep(log_p, lambda kept: jnp.sum(kept, axis=-1) >= top_k)
+            log_p = _keep(log_p, lambda kept: jnp.sum(kept, axis=-1), top_k)
         if self.top_p_B is not None:
             p, top_p = jnp.exp(log_p), _per_row(self.top_p_B, log_p)[..., 0]
-            # Where rounding keeps the sum of all under a top_p of 1, nothing is "enough" and everything stays.
-            log_p = _keep(log_p, lambda kept: jnp.sum(jnp.where(kept, p, 0.0), axis=-1) >= top_p)
+            # Where rounding keeps the sum of all under a top_p of 1, nothing is enough and everything stays.
+            log_p = _keep(log_p, lambda kept: jnp.sum(jnp.where(kept, p, 0.0), axis=-1), top_p)
         return log_p
 
 
@@ -73,24 +73,27 @@ def _per_row(x_B: jax.Array, like: jax.Array) -> jax.Array:
     return x_B.reshape(-1, *[1] * (like.ndim - 1))
 
 
-def _keep(log_p: jax.Array, enough: Callable[[jax.Array], jax.Array]) -> jax.Array:
-    """Keeps the fewest most likely tokens that are `enough` (ties with the last of them stay) and renormalises.
+def _keep(log_p: jax.Array, amount: Callable[[jax.Array], jax.Array], enough: jax.Array) -> jax.Array:
+    """Keeps the fewest most likely tokens whose `amount` is `enough` (ties with the last stay) and renormalises.
 
-    The floor is found by bisection over the bits of the floats, which are ordered like the floats themselves: exact,
-    and on the CPU 8 times faster than the sort that XLA makes of `top_k` (8 rows of 1,001: 0.29 against 2.26 ms).
+    The floor is found by bisection over the bits of the floats, which are ordered like the floats themselves, until
+    the amount is met exactly or one float is left: exact, and on the CPU an order faster than the sort that XLA makes
+    of `top_k`. A thousand speech tokens take about 8 halvings.
     """
-    surprise = -log_p  # not negative, infinite where an earlier filter removed the token
+    surprise = jnp.maximum(-log_p, 0.0)  # infinite where an earlier filter removed the token
     bits = jnp.int64 if log_p.dtype == jnp.float64 else jnp.int32
     ordered = lax.bitcast_convert_type(surprise + 0.0, bits)
 
-    def halve(_, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def halve(bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         low, high = bounds
         middle = low + (high - low) // 2
-        reached = enough(ordered <= middle[..., None])
-        return jnp.where(reached, low, middle + 1), jnp.where(reached, middle, high)
+        found = amount(ordered <= middle[..., None])
+        low = jnp.where(found > enough, low, jnp.where(found < enough, middle + 1, middle))
+        return low, jnp.where(found < enough, high, middle)
 
-    infinite = lax.bitcast_convert_type(jnp.full(log_p.shape[:-1], jnp.inf, log_p.dtype), bits)
-    _, floor = lax.fori_loop(0, jnp.iinfo(bits).bits - 1, halve, (jnp.zeros_like(infinite), infinite))
+    bounds = jnp.min(ordered, axis=-1), jnp.max(ordered, axis=-1)
+    _, floor = lax.while_loop(lambda bounds: jnp.any(bounds[0] < bounds[1]), halve, bounds)
+    floor = jnp.max(jnp.where(ordered <= floor[..., None], ordered, 0), axis=-1)  # of the last token that stays
     # A few last bits of slack: where XLA computes log_p again for this line, a token may fall past its own floor.
     log_p = jnp.where(ordered <= floor[..., None] + 8, log_p, -jnp.inf)
     return log_p - jax.nn.logsumexp(log_p, axis=-1, keepdims=True)

@@ -4,6 +4,7 @@ Every ratio (a speed-up, a share of the bandwidth, a share of the step) is of on
 median of the ratios and their range, never a ratio of medians. Compilation comes before.
 """
 
+import collections
 import dataclasses
 import os
 import time
@@ -16,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vadusa_jax.decode.loop import Prompts, Settings, State, advance, prefill
-from vadusa_jax.decode.prompts import slots_for, take_rows
+from vadusa_jax.decode.loop import RUNNING, Prompts, Settings, State, advance, grow, prefill
+from vadusa_jax.decode.prompts import first_slots, take_rows
 from vadusa_jax.decode.queue import decode_all
 from vadusa_jax.evaluation import roofline
 from vadusa_jax.evaluation.scores import AR, device
@@ -85,31 +86,43 @@ def split(prompts: Prompts, batch: int) -> list[Prompts]:
     return [take_rows(prompts, slice(i, i + batch)) for i in range(0, len(prompts.length_B), batch)]
 
 
-def decode(lm: SpeechLM, prompts: Prompts, settings: Settings, slots: int) -> tuple[State, float, float]:
-    """The final state of one batch, and the seconds of the prefill and of all that follows.
+def decode(lm: SpeechLM, prompts: Prompts, settings: Settings) -> tuple[State, float, float, dict[int, int]]:
+    """The final state of one batch, the seconds of the prefill and of all that follows, and passes by cache slots.
 
     The warm-up calls this too: an argument that is spelled out in one call and left to its default in another would
     compile anew.
     """
-    began = time.perf_counter()
-    state = jax.block_until_ready(prefill(lm, prompts, settings=settings, slots=slots))
+    began, passes, done = time.perf_counter(), {}, 1
+    state = prefill(lm, prompts, settings=settings, slots=first_slots(prompts, settings.tree))
+    jax.block_until_ready(state)
     prefilled = time.perf_counter()
-    state = jax.block_until_ready(advance(lm, prompts, state, settings=settings))
-    return state, prefilled - began, time.perf_counter() - prefilled
+    while True:
+        state = advance(lm, prompts, state, settings=settings)
+        steps_B, finish_B = jax.device_get((state.passes_B, state.finish_B))
+        passes[state.said_BS.shape[1]], done = int(steps_B.max()) - done, int(steps_B.max())
+        if (finish_B != RUNNING).all():
+            return state, prefilled - began, time.perf_counter() - prefilled, passes
+        state = grow(state)
 
 
-def run_once(subject: Subject, batches: Sequence[Prompts], settings: Settings, slots: int) -> Run:
+def run_once(subject: Subject, batches: Sequence[Prompts], settings: Settings) -> Run:
     """Decodes all batches and waits for the last token of each; a batch runs until its longest row has ended."""
-    lm, prefill_s, decode_s, tokens, row_steps, passes, live = subject.lm, 0.0, 0.0, 0, 0, 0, 0.0
+    lm, prefill_s, decode_s, tokens, row_steps, live = subject.lm, 0.0, 0.0, 0, 0, 0.0
+    by_slots: collections.Counter[int] = collections.Counter()
     with roofline.counting() as count:
         for prompts in batches:
-            state, *seconds = decode(lm, prompts, settings, slots)
+            state, *seconds, passes = decode(lm, prompts, settings)
             prefill_s, decode_s = prefill_s + seconds[0], decode_s + seconds[1]
             said_B, steps_B, length_B = jax.device_get((state.count_B, state.passes_B, prompts.length_B))
             tokens, row_steps = tokens + int(said_B.sum()), row_steps + int(steps_B.sum())
-            passes += int(steps_B.max()) - 1
+            by_slots.update(passes)
             live += float(np.sum((steps_B - 1) * (length_B + said_B / 2)))
-    bare_passes = max(8, int(BARE_S / decode_s * passes)) if passes else 8
+    passes = by_slots.total()
+
+    def bare_s(slots: int) -> float:
+        count = max(8, int(BARE_S / decode_s * by_slots[slots]))
+        return roofline.measure_bare_s(lm, settings.tree, len(batches[0].length_B), slots, count)
+
     return Run(
         prefill_s=prefill_s,
         decode_s=decode_s,
@@ -119,7 +132,7 @@ def run_once(subject: Subject, batches: Sequence[Prompts], settings: Settings, s
         passes=passes,
         live=live,
         compilations=count["compilations"],
-        bare_s=roofline.measure_bare_s(lm, settings.tree, len(batches[0].length_B), slots, bare_passes),
+        bare_s=sum(count * bare_s(slots) for slots, count in by_slots.items()) / max(passes, 1),
         bandwidth=roofline.measure_bandwidth(),
     )
 
@@ -137,16 +150,17 @@ def speed_rows(
     `peer` decodes one batch with another implementation, which then takes its turns among the modes.
     """
     batches = split(subject.prompts, batch)
-    slots = max(slots_for(subject.prompts, settings.tree) for settings in modes.values())  # the same for all modes
     shorter = dataclasses.replace(batches[0], limit_B=jnp.minimum(batches[0].limit_B, WARM_TOKENS))
 
     def warm_up(settings: Settings) -> None:
-        decode(subject.lm, shorter, settings, slots)
-        roofline.measure_bare_s(subject.lm, settings.tree, batch, slots, passes=1)
+        for prompts in batches:  # whole: each size that the cache grows to is compiled
+            *_, passes = decode(subject.lm, prompts, settings)
+            for slots in passes:
+                roofline.measure_bare_s(subject.lm, settings.tree, batch, slots, passes=1)
         tick()
 
     def turn(settings: Settings) -> Run:
-        run = run_once(subject, batches, settings, slots)
+        run = run_once(subject, batches, settings)
         tick()
         return run
 
@@ -227,20 +241,17 @@ def queue_rows(
     tick: Callable[[], Any] = lambda: None,
 ) -> list[dict]:
     """The ragged rows through `decode_all`, one row of figures per batch size; `over_first` compares with the first."""
-    slots = slots_for(subject.ragged, settings.tree)
-    cost = {"settings": settings, "slots": slots}
 
     def turn(batch: int) -> Callable[[], QueueRun]:
         def go() -> QueueRun:
             with roofline.counting() as count:
                 began = time.perf_counter()
-                said = decode_all(subject.lm, subject.ragged, batch=batch, **cost)
+                said = decode_all(subject.lm, subject.ragged, batch=batch, settings=settings)
                 wall_s = time.perf_counter() - began
             tick()
             return QueueRun(sum(len(one.tokens) for one in said), wall_s, count["compilations"], count["transfers"])
 
-        limit_B = jnp.minimum(subject.ragged.limit_B, WARM_TOKENS)
-        decode_all(subject.lm, dataclasses.replace(subject.ragged, limit_B=limit_B), batch=batch, **cost)
+        decode_all(subject.lm, subject.ragged, batch=batch, settings=settings)  # compiles
         return go
 
     runs = take_turns({str(batch): turn(batch) for batch in batches}, repeats)

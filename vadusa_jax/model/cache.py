@@ -49,6 +49,16 @@ def empty(model: ModelConfig, batch: int, slots: int, path: int, dtype: jnp.dtyp
     return Cache(zeros(size, slots), zeros(slots, size), none_B, waiting, none_B)
 
 
+def grow(cache: Cache) -> Cache:
+    """The cache with twice the slots."""
+
+    def double(x_GXX: jax.Array, axis: int) -> jax.Array:
+        return jnp.pad(x_GXX, [(0, x_GXX.shape[a] if a == axis else 0) for a in range(3)])
+
+    keys, values = (tuple(double(x, axis) for x in xs) for xs, axis in ((cache.keys, 2), (cache.values, 1)))
+    return dataclasses.replace(cache, keys=keys, values=values)
+
+
 def append(cache: Cache, new: tuple[KV, ...], count_B: jax.Array) -> Cache:
     """Writes the new positions `[G, J, H]` of each layer behind each row and keeps the first `count_B` of them.
 
