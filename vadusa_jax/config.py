@@ -93,7 +93,8 @@ class DataConfig:
     dir: str = "out/demo_train/tokens"
     row_length: int = 512  # positions of one packed row
     batch_rows: int = 8  # rows per step, over all devices
-    packing_bins: int = 64
+    packing_bins: int = 64  # rows that are open at a time while records are packed
+    corrupt_share: float = 0.01  # of a split; more corrupt records than that are an error
     seed: int = 0
 
 
