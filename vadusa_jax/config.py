@@ -114,7 +114,10 @@ class TrainConfig:
     log_every: int = 20
     eval_every: int = 250
     checkpoint_every: int = 250
-    keep: int = 2
+    keep: int = 2  # newest checkpoints that are kept
+    keep_every: int = 0  # and those of every so many steps; 0: none
+    on_nan: str = "stop"  # a loss that is no number ends the run ("stop") or costs one update ("skip")
+    skips_in_a_row: int = 10  # updates left out one after another that end the run all the same
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,6 +5,7 @@ A sequence is `[phones] SEP [speech] EOS`; a row holds several of them one after
 in a row, 0 for padding) and `positions` (from 0 in every segment). EOS is only ever a target, never an input.
 """
 
+import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -68,6 +69,11 @@ class Rows:
         if shuffle:
             order = np.random.default_rng(data.seed).permutation(order)
         self.plan = first_fit(length_N, order, data.row_length, data.packing_bins)
+
+    @property
+    def fingerprint(self) -> int:
+        """A number that tells other records from these."""
+        return zlib.crc32(self._length_N.tobytes())
 
     def name(self, i: int) -> str:
         """What record `i` is called: its id, if that can still be read."""
@@ -149,6 +155,11 @@ class TrainBatches(Iterator[Batch]):
         """The records in the batch of training step 1, 2, ..., those of all processes."""
         rows = self._plan(step - 1, range(self._batch_rows))
         return [self._rows.name(i) for row in rows for i in row.tolist()]
+
+    @property
+    def fingerprint(self) -> int:
+        """The same number wherever the same records are read."""
+        return self._rows.fingerprint
 
     @property
     def corrupt(self) -> dict[str, str]:
