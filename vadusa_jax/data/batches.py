@@ -224,3 +224,8 @@ def read_tokens(folder: str, model: ModelConfig, split: str) -> Iterator[np.ndar
 def read_phones(folder: str, model: ModelConfig, split: str) -> list[list[int]]:
     """The phones of each record of a split, as ids in the vocabulary of text symbols."""
     return [record["phones"].tolist() for record in _records(folder, model, split)]
+
+
+def read_texts(folder: str, model: ModelConfig, split: str) -> list[str]:
+    """The text of each record of a split."""
+    return [record["text"].decode() for record in _records(folder, model, split)]

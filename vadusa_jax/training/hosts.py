@@ -23,7 +23,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from vadusa_jax.model.sharding import replicated, rows
+from vadusa_jax.model.sharding import rows
 
 COORDINATOR, PROCESSES, PROCESS = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 _LETTERS = 2**16  # of the settings that are compared
@@ -112,6 +112,11 @@ def total(count: int) -> int:
     return count if jax.process_count() == 1 else int(multihost_utils.process_allgather(np.array(count)).sum())
 
 
+def whole(tree: Any) -> Any:
+    """All of every array as NumPy, whichever devices have parts of it; every process must ask."""
+    return jax.device_get(tree) if jax.process_count() == 1 else multihost_utils.process_allgather(tree, tiled=True)
+
+
 def anywhere(flag: bool, mesh: Mesh) -> jax.Array | bool:
     """Whether the flag is up in any process: sent off like a training step, and as well read a step later."""
     if jax.process_count() == 1:
@@ -122,4 +127,4 @@ def anywhere(flag: bool, mesh: Mesh) -> jax.Array | bool:
 
 @functools.cache
 def _any(mesh: Mesh):
-    return jax.jit(jnp.any, out_shardings=replicated(mesh))
+    return jax.jit(jnp.any, out_shardings=NamedSharding(mesh, PartitionSpec()))

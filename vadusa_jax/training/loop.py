@@ -15,9 +15,10 @@ from jax.sharding import Mesh
 
 from vadusa_jax.config import Config, save_config
 from vadusa_jax.data.batches import TrainBatches
+from vadusa_jax.model.heads import SpeechLM
 from vadusa_jax.model.sharding import make_mesh, replicated, rows
 from vadusa_jax.training.checkpoint import Checkpoints
-from vadusa_jax.training.hosts import anywhere, is_first, require_agreement, total
+from vadusa_jax.training.hosts import anywhere, is_first, require_agreement, total, whole
 from vadusa_jax.training.losses import TOP, Batch, joint_loss, metrics
 from vadusa_jax.training.step import make_eval_step, make_model, make_optimizer, make_train_step
 from vadusa_jax.training.stopping import Notice, Preempted
@@ -32,6 +33,8 @@ def train(
     resume: bool = False,
     progress: bool = True,
     init: nnx.State | None = None,
+    listen: Callable[[int, SpeechLM], None] | None = None,
+    profile: int = 0,
 ) -> nnx.State:
     """Trains until step `config.train.steps` and returns the parameters.
 
@@ -43,6 +46,8 @@ def train(
         resume: go on from the newest checkpoint in `folder`, exactly: the same losses as without the interruption.
         progress: show a progress bar.
         init: parameters to start from instead of random ones, as `first_parameters` reads them.
+        listen: called by process 0 at every evaluation, with the step's number and the model so far.
+        profile: trace so many steps into `folder`.
 
     Raises:
         Preempted: SIGTERM came in any process; the run is saved and goes on with `resume`.
@@ -64,7 +69,7 @@ def train(
         save_config(folder, config)
 
     skipped = int(optimizer_state.total_notfinite)
-    watching = Watch(folder, config, params, start, skipped, progress)
+    watching = Watch(folder, config, params, start, skipped, progress, profile)
     with Notice() as notice, watching as watch, contextlib.closing(checkpoints):  # a save under way is completed
         sent = None
         for step in range(start + 1, config.train.steps + 1):
@@ -82,6 +87,10 @@ def train(
             if end or (evals and not stop):
                 figures = evaluate(eval_step, params, dev(), mesh, config)
                 watch.write(step, figures | {"corrupt_records": total(len(batches.corrupt))})
+                if listen:
+                    here = whole(params)  # all processes take part
+                    if is_first():
+                        listen(step, nnx.merge(graph, here))
             if end or stop or saves:
                 require_finite(params, step)
                 checkpoints.save(step, params, optimizer_state, batches.get_state())

@@ -21,6 +21,7 @@ from vadusa_jax.model.chips import peak_flops
 from vadusa_jax.training.hosts import is_first
 from vadusa_jax.training.losses import TRAIN_TOP, Batch, joint_loss, metrics
 
+_WARM = 3  # steps before a profile begins
 _SHOWN = ("dev/loss", "dev/lm/loss", "dev/lm/top1", *(f"dev/head{k}/top1" for k in range(1, 7)))
 
 
@@ -62,14 +63,26 @@ class Watch:
         start: steps done before.
         skipped: updates left out before.
         progress: show a progress line.
+        profile: so many steps are traced for TensorBoard and Perfetto into `profile/`, once all is compiled.
     """
 
-    def __init__(self, folder: Path, config: Config, params: nnx.State, start: int, skipped: int, progress: bool):
+    def __init__(
+        self,
+        folder: Path,
+        config: Config,
+        params: nnx.State,
+        start: int,
+        skipped: int,
+        progress: bool = True,
+        profile: int = 0,
+    ):
         if config.train.on_nan not in ("stop", "skip"):
             raise ValueError(f"train.on_nan must be 'stop' or 'skip', got {config.train.on_nan!r}")
         self._config, self._skipped, self._in_a_row = config, skipped, 0
         self._flops, self._peak = token_flops(params, config.model, config.data.row_length), None
         self._file = self._events = None
+        self._fetched, self._profile = 0, range(_WARM, _WARM + profile) if is_first() else range(0)
+        self._profile_folder, self._tracing = folder / "profile", False
         self._bar = tqdm(
             **{"total": config.train.steps, "initial": start, "unit": "step", "mininterval": 5},
             disable=not (progress and is_first()),
@@ -86,6 +99,7 @@ class Watch:
         return self
 
     def __exit__(self, *_) -> None:
+        self._trace(False)
         self._bar.close()
         if self._file:
             self._file.close()
@@ -97,10 +111,20 @@ class Watch:
 
     def fetch(self, batches: Iterator[Batch]) -> Batch:
         """The next batch; the time until it is there is what training waits for data."""
+        self._trace(self._fetched in self._profile)
+        self._fetched += 1
         began = time.monotonic()
         batch = next(batches)
         self._waited_s += time.monotonic() - began
         return batch
+
+    def _trace(self, on: bool) -> None:
+        if on and not self._tracing:
+            jax.profiler.start_trace(str(self._profile_folder))
+        if self._tracing and not on:
+            jax.profiler.stop_trace()
+            self._bar.write(f"profile of {len(self._profile)} steps: {self._profile_folder}")
+        self._tracing = on
 
     def settle(self, sent: Sent, names: Callable[[int], list[str]]) -> bool:
         """Takes account of a finished step; every `log_every` steps its figures are written.
