@@ -16,8 +16,7 @@ from tqdm import tqdm
 
 from vadusa_jax.config import SHAPES
 from vadusa_jax.decode.accept import EXACT
-from vadusa_jax.decode.loop import Settings
-from vadusa_jax.decode.modes import Mode, parse_mode
+from vadusa_jax.decode.modes import parse_mode
 from vadusa_jax.decode.prompts import make_settings
 from vadusa_jax.decode.tree import ROOT
 from vadusa_jax.evaluation.report import write_csv, write_json
@@ -27,7 +26,7 @@ from vadusa_jax.evaluation.speed_report import bars, page, summary
 from vadusa_jax.evaluation.streaming import stream_rows, text_of
 from vadusa_jax.evaluation.subjects import Subject, random_subject, voice_subject
 from vadusa_jax.evaluation.testsets import load_testset
-from vadusa_jax.text import phonemize
+from vadusa_jax.text import Line
 from vadusa_jax.voice import DEMO_MODEL, Voice
 
 VOICE = "demo"
@@ -76,16 +75,8 @@ def subject_of(voice: Voice, shape: str, dtype: str, batch: int) -> Subject:
         return random_subject(shape, voice.config.heads, voice.config.decode, dtype, batch, TOKENS.value)
     sentences = itertools.cycle(sentence.text for sentence in load_testset("heldout"))
     texts = list(itertools.islice(sentences, -(-TEXTS.value // batch) * batch))
-    prompts = voice.prompts(texts, [phonemize(text) for text in texts], seed=0)
+    prompts = voice.prompts([Line.of(text) for text in texts], seed=0)
     return voice_subject(Path(MODEL.value).name, voice.lm, voice.config, prompts, dtype)
-
-
-def settings_of(voice: Voice, modes: dict[str, Mode], subject: Subject, batch: int) -> dict[str, Settings]:
-    """What each mode compiles: the voice's own trees, whoever speaks."""
-    return {
-        name: make_settings(voice.trees.choose(mode, batch), mode.rule, subject.decode, mode.coupled)
-        for name, mode in modes.items()
-    }
 
 
 def conditions() -> Iterator[tuple[str, str, int]]:
@@ -110,7 +101,8 @@ def main(argv: list[str]) -> None:
             from vadusa_jax.evaluation.peer import transformers_peer
 
             peer = transformers_peer(SHAPES[shape], subject.decode, dtype)
-        rows += speed_rows(subject, settings_of(voice, modes, subject, batch), batch, repeats, bar.update, peer)
+        settings = {name: voice.settings(mode, batch=batch, decode=subject.decode) for name, mode in modes.items()}
+        rows += speed_rows(subject, settings, batch, repeats, bar.update, peer)
         if QUEUE.value and batch == batches[-1]:
             plain = make_settings(ROOT, EXACT, subject.decode)
             queues += queue_rows(subject, AR, plain, batches, repeats)
