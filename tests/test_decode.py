@@ -29,8 +29,9 @@ from toys import (
 from vadusa_jax.config import Config, DecodeConfig, TrainConfig
 from vadusa_jax.decode.accept import EXACT, Greedy, Rule, Tolerance
 from vadusa_jax.decode.fit import RANKS, fit, measure_hits, say_plainly
-from vadusa_jax.decode.loop import Prompts, advance, prefill
+from vadusa_jax.decode.loop import advance, prefill
 from vadusa_jax.decode.prompts import TooLong, make_prompts, make_settings, text_prompt, token_limit
+from vadusa_jax.decode.state import Prompts
 from vadusa_jax.decode.tree import ROOT, Tree
 from vadusa_jax.model import cache as kv
 from vadusa_jax.model.heads import SpeechLM

@@ -14,8 +14,9 @@ from toys import MODEL, random_tree, toy_model
 
 from vadusa_jax.config import DecodeConfig
 from vadusa_jax.decode.accept import EXACT
-from vadusa_jax.decode.loop import FINISH, generate
+from vadusa_jax.decode.loop import generate
 from vadusa_jax.decode.prompts import first_slots, make_prompts, make_settings
+from vadusa_jax.decode.state import FINISH
 from vadusa_jax.evaluation import metrics, plots, report
 from vadusa_jax.evaluation.clips import (
     Clip,

@@ -13,8 +13,9 @@ from vadusa_jax.config import Config, DataConfig, DecodeConfig, HeadsConfig, Mod
 from vadusa_jax.data.dataset import CodecFacts, TokenRecord, write_dataset
 from vadusa_jax.decode.accept import EXACT, Greedy, Rule, Tolerance
 from vadusa_jax.decode.draft import Drafter, head_drafter
-from vadusa_jax.decode.loop import Prompts, State, generate
+from vadusa_jax.decode.loop import generate
 from vadusa_jax.decode.prompts import make_settings
+from vadusa_jax.decode.state import Prompts, State
 from vadusa_jax.decode.tree import ROOT, Tree
 from vadusa_jax.decode.trees import FittedTree, Trees
 from vadusa_jax.model.folder import save_lm

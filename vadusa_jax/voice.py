@@ -15,10 +15,11 @@ import numpy as np
 from vadusa_jax.config import CONFIG, Config, DecodeConfig
 from vadusa_jax.decode import transitions
 from vadusa_jax.decode.draft import Drafter, DraftLM, Viterbi, head_drafter
-from vadusa_jax.decode.loop import Prompts, Settings
+from vadusa_jax.decode.loop import Settings
 from vadusa_jax.decode.modes import Mode
 from vadusa_jax.decode.prompts import TooLong, make_settings, text_prompts, token_limit
 from vadusa_jax.decode.queue import decode_each
+from vadusa_jax.decode.state import Prompts
 from vadusa_jax.decode.stream import stream_tokens
 from vadusa_jax.decode.trees import TREES, Trees
 from vadusa_jax.model.folder import WEIGHTS, load_lm

@@ -17,9 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vadusa_jax.decode.loop import RUNNING, Prompts, Settings, State, advance, grow, prefill
+from vadusa_jax.decode.loop import Settings, advance, prefill
 from vadusa_jax.decode.prompts import first_slots, take_rows
 from vadusa_jax.decode.queue import decode_all
+from vadusa_jax.decode.state import RUNNING, Prompts, State, grow
 from vadusa_jax.evaluation import roofline
 from vadusa_jax.evaluation.scores import AR, device
 from vadusa_jax.evaluation.subjects import Subject
