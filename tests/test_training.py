@@ -289,8 +289,7 @@ def test_the_operations_of_a_token_are_six_for_each_weight_and_attention():
     _, params = make_model(dataclasses.replace(TINY, model=model, heads=HEADS))
     layer, head = 4 * 8 * 8 + 3 * 8 * 12, HEADS.layers * 8 * 8 + 8 * 10
     weights = 2 * layer + 8 * 10 + HEADS.count * head
-    biases = HEADS.layers * HEADS.count * 8  # they are stacked, and too few to matter
-    assert token_flops(params, model, row_length=64) == 6 * (weights + biases) + 12 * 2 * 8 * 64
+    assert token_flops(params, model, row_length=64) == 6 * weights + 12 * 2 * 8 * 64
 
 
 # configs that do not match

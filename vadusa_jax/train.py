@@ -45,7 +45,7 @@ SENTENCES = 4  # of the dev set are spoken at every evaluation
 
 
 def speaker(config: Config, folder: Path, codec: Codec) -> Callable[[int, SpeechLM], None]:
-    """Writes the first dev sentences, as the model speaks them, to `folder`: 0000250-0.wav, the first at step 250."""
+    """Writes the first dev sentences, as the model speaks them: `folder`/0000250-0.wav is the first, at step 250."""
     texts = read_texts(config.data.dir, config.model, "dev")[:SENTENCES]
     vocabulary = Vocabulary.load(Path(config.data.dir) / "vocabulary.json")
     folder.mkdir(parents=True, exist_ok=True)

@@ -85,16 +85,17 @@ def train(
                 continue
             stop |= watch.settle(sent, batches.names)
             sent = None
-            if end or (evals and not stop):
+            if stop:  # there may be little time left
+                _save(checkpoints, step, params, optimizer_state, batches)
+            if end or evals:
                 figures = evaluate(eval_step, params, dev(), mesh, config)
                 watch.write(step, figures | {"corrupt_records": total(len(batches.corrupt))})
                 if listen:
                     here = whole(params)  # all processes take part
                     if is_first():
                         listen(step, nnx.merge(graph, here))
-            if end or stop or saves:
-                require_finite(params, step)
-                checkpoints.save(step, params, optimizer_state, batches.get_state())
+            if (end or saves) and not stop:  # figures first: a run that is killed here does the step again
+                _save(checkpoints, step, params, optimizer_state, batches)
             if stop and not end:
                 raise Preempted(
                     f"asked to end: saved step {step} of {config.train.steps} in {folder}; --resume goes on"
@@ -113,6 +114,11 @@ def begin(config: Config, init: nnx.State | None = None) -> tuple:
     optimizer = optax.apply_if_finite(make_optimizer(config.train), max_consecutive_errors=2**30)
     optimizer_state = init_state(optimizer, params, mesh)
     return mesh, graph, params, optimizer_state, make_train_step(config, optimizer, graph, mesh)
+
+
+def _save(checkpoints: Checkpoints, step: int, params: nnx.State, optimizer_state, batches: TrainBatches) -> None:
+    require_finite(params, step)
+    checkpoints.save(step, params, optimizer_state, batches.get_state())
 
 
 def _settings(config: Config) -> dict:
