@@ -27,7 +27,7 @@ from vadusa_jax.decode.trees import Trees
 from vadusa_jax.model.heads import SpeechLM
 from vadusa_jax.model.sharding import make_mesh
 from vadusa_jax.speech import Codec, load_codec
-from vadusa_jax.text import Vocabulary
+from vadusa_jax.text import VOCABULARY, Vocabulary
 from vadusa_jax.training import hosts
 from vadusa_jax.training.checkpoint import first_parameters
 from vadusa_jax.training.loop import measure_step_s, train
@@ -47,7 +47,7 @@ SENTENCES = 4  # of the dev set are spoken at every evaluation
 def speaker(config: Config, folder: Path, codec: Codec) -> Callable[[int, SpeechLM], None]:
     """Writes the first dev sentences, as the model speaks them: `folder`/0000250-0.wav is the first, at step 250."""
     texts = read_texts(config.data.dir, config.model, "dev")[:SENTENCES]
-    vocabulary = Vocabulary.load(Path(config.data.dir) / "vocabulary.json")
+    vocabulary = Vocabulary.load(Path(config.data.dir) / VOCABULARY)
     folder.mkdir(parents=True, exist_ok=True)
 
     def speak(step: int, lm: SpeechLM) -> None:
@@ -76,7 +76,7 @@ def run() -> None:
         config = load_config(folder) if begun else fit_to_minutes(config, _MINUTES.value, own)
     if hosts.is_first():
         folder.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(Path(config.data.dir) / "vocabulary.json", folder / "vocabulary.json")
+        shutil.copyfile(Path(config.data.dir) / VOCABULARY, folder / VOCABULARY)
     began = time.monotonic()
     batches = train_batches(config.data, config.model, own)
     init = first_parameters(Path(_INIT.value), config) if _INIT.value else None
