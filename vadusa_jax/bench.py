@@ -27,7 +27,7 @@ from vadusa_jax.evaluation.speed_report import bars, page, summary
 from vadusa_jax.evaluation.streaming import stream_rows, text_of
 from vadusa_jax.evaluation.subjects import Subject, random_subject, voice_subject
 from vadusa_jax.evaluation.testsets import load_testset
-from vadusa_jax.text import phonemize
+from vadusa_jax.text import Line
 from vadusa_jax.voice import DEMO_MODEL, Voice
 
 VOICE = "demo"
@@ -76,7 +76,7 @@ def subject_of(voice: Voice, shape: str, dtype: str, batch: int) -> Subject:
         return random_subject(shape, voice.config.heads, voice.config.decode, dtype, batch, TOKENS.value)
     sentences = itertools.cycle(sentence.text for sentence in load_testset("heldout"))
     texts = list(itertools.islice(sentences, -(-TEXTS.value // batch) * batch))
-    prompts = voice.prompts(texts, [phonemize(text) for text in texts], seed=0)
+    prompts = voice.prompts([Line.of(text) for text in texts], seed=0)
     return voice_subject(Path(MODEL.value).name, voice.lm, voice.config, prompts, dtype)
 
 

@@ -7,7 +7,7 @@ transitions.safetensors (for Viterbi) and draft/ (a small language model).
 import dataclasses
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +24,7 @@ from vadusa_jax.decode.trees import Trees
 from vadusa_jax.model.folder import load_lm
 from vadusa_jax.model.heads import SpeechLM
 from vadusa_jax.speech import Codec, load_codec, stream
-from vadusa_jax.text import SEP, UnspeakableText, Vocabulary, phonemize, split_sentences
+from vadusa_jax.text import SEP, Line, UnspeakableText, Vocabulary, phonemize, split_sentences
 
 DEMO_MODEL = Path(__file__).parent / "assets" / "demo"
 
@@ -41,7 +41,7 @@ class Spoken:
     finish: str  # why it ended: "eos", "length" or "repeat"
     steps: int  # backbone passes, prefill included
     block_of: np.ndarray  # int32: the pass that decided each token, EOS included if it was said
-    wall_s: float  # seconds since the text that was finished before it; in all, those from texts to waves
+    wall_s: float  # seconds since the text that was finished before it; in all, those from phones to waves
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,17 +95,17 @@ class Voice:
             UnspeakableText: a text without anything to pronounce; before any decoding.
             TooLong: a text that leaves no room for speech in the model's positions.
         """
-        return [one for _, one in sorted(self.speak_each(texts, mode, seed, batch, heads), key=lambda pair: pair[0])]
+        spoken = self.speak_each([Line.of(text) for text in texts], mode, seed, batch, heads)
+        return [one for _, one in sorted(spoken, key=lambda pair: pair[0])]
 
     def speak_each(
-        self, texts: Sequence[str], mode: Mode, seed: int = 0, batch: int | None = None, heads: int | None = None
+        self, lines: Sequence[Line], mode: Mode, seed: int = 0, batch: int | None = None, heads: int | None = None
     ) -> Iterator[tuple[int, Spoken]]:
-        """As `speak`, but every text with its number as soon as it is spoken."""
+        """As `speak`, but every line with its number as soon as it is spoken."""
         began = time.perf_counter()
-        phones = [phonemize(text) for text in texts]
-        if not texts:
+        if not lines:
             return
-        batch, prompts = batch or len(texts), self.prompts(texts, phones, seed)
+        batch, prompts = batch or len(lines), self.prompts(lines, seed)
         settings, drafter = self.settings(mode, heads, batch), self.drafter(mode)
         for i, said in decode_each(self.lm, prompts, settings=settings, batch=batch, drafter=drafter):
             tokens = said.tokens[:-1] if said.finish == "eos" else said.tokens
@@ -114,8 +114,8 @@ class Voice:
             yield (
                 i,
                 Spoken(
-                    text=texts[i],
-                    phones=phones[i],
+                    text=lines[i].text,
+                    phones=lines[i].phones,
                     tokens=tokens,
                     wave=wave,
                     sample_rate=self.codec.sample_rate,
@@ -137,15 +137,21 @@ class Voice:
 
         Raises what `speak` raises, at the piece that it concerns.
         """
+        yield from self.stream_each(self.pieces(text), mode, seed, heads, lookahead)
+
+    def stream_each(
+        self, lines: Iterable[Line], mode: Mode, seed: int = 0, heads: int | None = None, lookahead: int | None = None
+    ) -> Iterator[np.ndarray]:
+        """As `stream`, of the pieces of a text."""
         settings, drafter = self.settings(mode, heads), self.drafter(mode)
-        for piece in self.pieces(text):
-            prompt = self.prompts([piece], [phonemize(piece)], seed)
+        for line in lines:
+            prompt = self.prompts([line], seed)
             field = self.codec.receptive_field
             size = stream.FIRST + (field if lookahead is None else min(lookahead, field))
             chunks = stream_tokens(self.lm, prompt, settings=settings, size=size, drafter=drafter)
             yield from stream.render(self.codec, (chunk.tokens for chunk in chunks), lookahead)
 
-    def pieces(self, text: str) -> list[str]:
+    def pieces(self, text: str) -> list[Line]:
         """The sentences of a text, none with more phones than the model has room for; nothing is dropped.
 
         Raises UnspeakableText if nothing in it can be pronounced.
@@ -162,10 +168,10 @@ class Voice:
             return str(error)
         return None
 
-    def prompts(self, texts: Sequence[str], phones: Sequence[str], seed: int) -> Prompts:
-        """The texts as one batch for the decode loop; a text's own bytes number its row."""
-        numbers = [zlib.crc32(text.encode()) for text in texts]
-        return text_prompts([self.vocabulary.encode(p) for p in phones], SEP, numbers, seed, self.config)
+    def prompts(self, lines: Sequence[Line], seed: int) -> Prompts:
+        """The lines as one batch for the decode loop; a text's own bytes number its row."""
+        numbers = [zlib.crc32(line.text.encode()) for line in lines]
+        return text_prompts([self.vocabulary.encode(line.phones) for line in lines], SEP, numbers, seed, self.config)
 
     def settings(self, mode: Mode, heads: int | None = None, batch: int = 1) -> Settings:
         """What the decode loop compiles for a mode on this device."""
