@@ -19,6 +19,8 @@ import typing
 from pathlib import Path
 from typing import Any
 
+CONFIG = "config.json"  # a config saved in a folder
+
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
@@ -163,11 +165,11 @@ def from_config_dict(config: Any) -> Config:
 def save_config(folder: Path, config: Config) -> None:
     """Writes `config.json` as stable, readable JSON, whole or not at all; makes the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    aside = folder / "config.json.partial"
+    aside = folder / f"{CONFIG}.partial"
     aside.write_text(json.dumps(dataclasses.asdict(config), indent=2, sort_keys=True) + "\n")
-    aside.replace(folder / "config.json")
+    aside.replace(folder / CONFIG)
 
 
 def load_config(folder: Path) -> Config:
     """Reads what `save_config` wrote."""
-    return from_dict(Config, json.loads((folder / "config.json").read_text()))
+    return from_dict(Config, json.loads((folder / CONFIG).read_text()))

@@ -15,6 +15,7 @@ import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 
+VOCABULARY = "vocabulary.json"  # a vocabulary saved in a folder
 PAD, SEP = 0, 1
 VERSION = 1
 _SPECIALS = ("<pad>", "<sep>")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vadusa_jax.config import Config
+from vadusa_jax.config import CONFIG, Config
 from vadusa_jax.decode import transitions
 from vadusa_jax.decode.draft import Drafter, DraftLM, Viterbi, head_drafter
 from vadusa_jax.decode.loop import Prompts, Settings
@@ -20,12 +20,13 @@ from vadusa_jax.decode.modes import Mode
 from vadusa_jax.decode.prompts import TooLong, make_settings, text_prompts, token_limit
 from vadusa_jax.decode.queue import decode_each
 from vadusa_jax.decode.stream import stream_tokens
-from vadusa_jax.decode.trees import Trees
-from vadusa_jax.model.folder import load_lm
+from vadusa_jax.decode.trees import TREES, Trees
+from vadusa_jax.model.folder import WEIGHTS, load_lm
 from vadusa_jax.model.heads import SpeechLM
 from vadusa_jax.speech import Codec, load_codec, stream
-from vadusa_jax.text import SEP, Line, UnspeakableText, Vocabulary, phonemize, split_sentences
+from vadusa_jax.text import SEP, VOCABULARY, Line, UnspeakableText, Vocabulary, phonemize, split_sentences
 
+CODEC, DRAFT = "codec", "draft"  # folders in a voice's folder
 DEMO_MODEL = Path(__file__).parent / "assets" / "demo"
 
 
@@ -68,7 +69,7 @@ class Voice:
     def load(cls, folder: str | Path) -> "Voice":
         """Reads a voice's folder; what is missing or does not match is an error that names it."""
         folder = Path(folder)
-        for name in ("config.json", "vocabulary.json", "model.safetensors", "trees.json", "codec"):
+        for name in (CONFIG, VOCABULARY, WEIGHTS, TREES, CODEC):
             if not (folder / name).exists():
                 raise FileNotFoundError(
                     f"{folder} has no {name}: not a voice; `python -m vadusa_jax.export` makes one of a training run"
@@ -77,11 +78,11 @@ class Voice:
         return cls(
             config,
             lm,
-            Vocabulary.load(folder / "vocabulary.json"),
-            Trees.load(folder / "trees.json"),
-            load_codec(folder / "codec"),
+            Vocabulary.load(folder / VOCABULARY),
+            Trees.load(folder / TREES),
+            load_codec(folder / CODEC),
             transitions.load_transitions(folder),
-            load_lm(folder / "draft")[1] if (folder / "draft").exists() else None,
+            load_lm(folder / DRAFT)[1] if (folder / DRAFT).exists() else None,
         )
 
     def speak(

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow_datasets as tfds
 
-from vadusa_jax.text import Vocabulary
+from vadusa_jax.text import VOCABULARY, Vocabulary
 
 NAME = "speech_tokens"
 
@@ -81,7 +81,7 @@ def write_dataset(
     aside.mkdir(parents=True)
     try:
         SpeechTokens(splits, data_dir=str(aside)).download_and_prepare()
-        vocabulary.save(aside / "vocabulary.json")
+        vocabulary.save(aside / VOCABULARY)
         shutil.rmtree(aside / "downloads", ignore_errors=True)  # tfds makes it even for nothing
         (aside / "codec.json").write_text(json.dumps(dataclasses.asdict(facts), indent=2) + "\n")
         (aside / "report.json").write_text(json.dumps(report or {}, indent=2, sort_keys=True) + "\n")
@@ -102,4 +102,4 @@ def open_dataset(folder: str | os.PathLike) -> tuple[Mapping[str, Sequence[dict]
         )
     facts = CodecFacts(**json.loads((folder / "codec.json").read_text()))
     splits = tfds.builder_from_directory(str(builder_dir)).as_data_source()
-    return splits, Vocabulary.load(folder / "vocabulary.json"), facts
+    return splits, Vocabulary.load(folder / VOCABULARY), facts
