@@ -16,8 +16,7 @@ from tqdm import tqdm
 
 from vadusa_jax.config import SHAPES
 from vadusa_jax.decode.accept import EXACT
-from vadusa_jax.decode.loop import Settings
-from vadusa_jax.decode.modes import Mode, parse_mode
+from vadusa_jax.decode.modes import parse_mode
 from vadusa_jax.decode.prompts import make_settings
 from vadusa_jax.decode.tree import ROOT
 from vadusa_jax.evaluation.report import write_csv, write_json
@@ -80,14 +79,6 @@ def subject_of(voice: Voice, shape: str, dtype: str, batch: int) -> Subject:
     return voice_subject(Path(MODEL.value).name, voice.lm, voice.config, prompts, dtype)
 
 
-def settings_of(voice: Voice, modes: dict[str, Mode], subject: Subject, batch: int) -> dict[str, Settings]:
-    """What each mode compiles: the voice's own trees, whoever speaks."""
-    return {
-        name: make_settings(voice.trees.choose(mode, batch), mode.rule, subject.decode, mode.coupled)
-        for name, mode in modes.items()
-    }
-
-
 def conditions() -> Iterator[tuple[str, str, int]]:
     """Shape, dtype and batch of each part of the table."""
     return itertools.product(SHAPES_.value, DTYPE.value, map(int, BATCH.value))
@@ -110,7 +101,8 @@ def main(argv: list[str]) -> None:
             from vadusa_jax.evaluation.peer import transformers_peer
 
             peer = transformers_peer(SHAPES[shape], subject.decode, dtype)
-        rows += speed_rows(subject, settings_of(voice, modes, subject, batch), batch, repeats, bar.update, peer)
+        settings = {name: voice.settings(mode, batch=batch, decode=subject.decode) for name, mode in modes.items()}
+        rows += speed_rows(subject, settings, batch, repeats, bar.update, peer)
         if QUEUE.value and batch == batches[-1]:
             plain = make_settings(ROOT, EXACT, subject.decode)
             queues += queue_rows(subject, AR, plain, batches, repeats)

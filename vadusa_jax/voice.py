@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vadusa_jax.config import CONFIG, Config
+from vadusa_jax.config import CONFIG, Config, DecodeConfig
 from vadusa_jax.decode import transitions
 from vadusa_jax.decode.draft import Drafter, DraftLM, Viterbi, head_drafter
 from vadusa_jax.decode.loop import Prompts, Settings
@@ -174,12 +174,14 @@ class Voice:
         numbers = [zlib.crc32(line.text.encode()) for line in lines]
         return text_prompts([self.vocabulary.encode(line.phones) for line in lines], SEP, numbers, seed, self.config)
 
-    def settings(self, mode: Mode, heads: int | None = None, batch: int = 1) -> Settings:
-        """What the decode loop compiles for a mode on this device."""
+    def settings(
+        self, mode: Mode, heads: int | None = None, batch: int = 1, decode: DecodeConfig | None = None
+    ) -> Settings:
+        """What the decode loop compiles for a mode on this device; `decode` is of another model with these trees."""
         if mode.drafter == "viterbi" and not mode.chain:
             mode = dataclasses.replace(mode, chain=self.config.heads.count)
         tree = self.trees.choose(mode, batch, heads)
-        return make_settings(tree, mode.rule, self.config.decode, mode.coupled)
+        return make_settings(tree, mode.rule, decode or self.config.decode, mode.coupled)
 
     def drafter(self, mode: Mode) -> Drafter:
         """Who drafts in a mode; ValueError if this voice lacks what it takes."""
