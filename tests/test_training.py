@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toys import CODEC, HEADS, MODEL, TINY, tiny_tokens, toy_model
 
-from vadusa_jax.config import DataConfig
+from vadusa_jax.config import Config, DataConfig, TrainConfig
 from vadusa_jax.data.batches import dev_batches, train_batches
 from vadusa_jax.speech.codec import new_codec
 from vadusa_jax.train import speaker
