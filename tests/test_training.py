@@ -18,15 +18,16 @@ from hypothesis import strategies as st
 from toys import CODEC, HEADS, MODEL, TINY, tiny_tokens, toy_model
 
 from vadusa_jax.config import Config, DataConfig, TrainConfig
-from vadusa_jax.data.batches import dev_batches, train_batches
+from vadusa_jax.data.batches import dev_batches, read_texts, train_batches
 from vadusa_jax.speech.codec import new_codec
-from vadusa_jax.train import speaker
+from vadusa_jax.text import VOCABULARY, Vocabulary
 from vadusa_jax.training.checkpoint import CheckpointError, Checkpoints, first_parameters, load_trained
 from vadusa_jax.training.loop import TrainingDiverged, train
 from vadusa_jax.training.losses import head_sums, joint_loss, loss_sums, metrics, shifted_targets
 from vadusa_jax.training.optimizer import make_optimizer, schedule
 from vadusa_jax.training.step import make_model, make_train_step
 from vadusa_jax.training.watch import token_flops
+from vadusa_jax.voice import sample_writer
 from vadusa_jax.weights import WeightsError, load_weights, save_weights
 
 ROW = 48
@@ -376,10 +377,12 @@ def test_every_evaluation_can_be_heard_and_a_few_steps_seen(tmp_path):
         data=tiny_tokens(tmp_path / "tokens", speech_vocab=20),
         model=dataclasses.replace(TINY.model, speech_vocab=20, max_length=512),
     )
-    batches, listen = (
-        train_batches(config.data, config.model),
-        speaker(config, tmp_path / "samples", new_codec(CODEC, 0)),
+    vocabulary, texts = (
+        Vocabulary.load(tmp_path / "tokens" / VOCABULARY),
+        read_texts(config.data.dir, config.model, "dev"),
     )
+    listen = sample_writer(config, texts[:4], vocabulary, new_codec(CODEC, 0), tmp_path / "samples")
+    batches = train_batches(config.data, config.model)
     dev = functools.partial(dev_batches, config.data, config.model)
     train(config, tmp_path / "run", batches, dev, progress=False, listen=listen, profile=1)
     names = [f"000000{step}-{i}.wav" for step in (3, 6) for i in range(4)]

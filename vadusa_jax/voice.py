@@ -11,12 +11,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import soundfile
 
 from vadusa_jax.config import CONFIG, Config, DecodeConfig
 from vadusa_jax.decode import transitions
 from vadusa_jax.decode.draft import Drafter, DraftLM, Viterbi, head_drafter
 from vadusa_jax.decode.loop import Settings
-from vadusa_jax.decode.modes import Mode
+from vadusa_jax.decode.modes import Mode, parse_mode
 from vadusa_jax.decode.prompts import TooLong, make_settings, text_prompts, token_limit
 from vadusa_jax.decode.queue import decode_each
 from vadusa_jax.decode.state import Prompts
@@ -195,3 +196,17 @@ class Voice:
                 raise ValueError("this voice has no draft model: train a small one and export with --draft")
             return DraftLM(self.draft.backbone)
         return head_drafter(self.lm)
+
+
+def sample_writer(
+    config: Config, texts: Sequence[str], vocabulary: Vocabulary, codec: Codec, folder: Path
+) -> Callable[[int, SpeechLM], None]:
+    """Writes the texts as a model in training speaks them: `folder`/0000250-0.wav is the first, at step 250."""
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def speak(step: int, lm: SpeechLM) -> None:
+        spoken = Voice(config, lm, vocabulary, Trees({}), codec).speak(texts, parse_mode("ar"))
+        for i, one in enumerate(spoken):
+            soundfile.write(folder / f"{step:07d}-{i}.wav", one.wave, one.sample_rate)
+
+    return speak
