@@ -8,6 +8,7 @@ the TPU), `calls`, `bucket`, `workers` and `plan`: what becomes of each run of t
 or `preempted`.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -76,10 +77,8 @@ def state(new: str | None = None) -> str:
 def shut_down() -> None:
     """All processes of the workers end, and their disks are gone."""
     for pid in CLOUD.glob("workers/*/vadusa_jax/out/tpu/pid"):
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(int(pid.read_text()), signal.SIGKILL)
-        except ProcessLookupError:
-            pass
     shutil.rmtree(CLOUD / "workers", ignore_errors=True)
 
 

@@ -24,7 +24,11 @@ def cloud(tmp_path):
         (tmp_path / name).chmod(0o755)
 
     settings = {
-        **{"CLOUD": tmp_path, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "PYTHON": tmp_path / "bin" / "python"},
+        **{
+            "CLOUD": tmp_path,
+            "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+            "PYTHON": tmp_path / "bin" / "python",
+        },
         **{"ZONE": "us-central1-a", "PROJECT": "my project", "TPU_NAME": tmp_path.name},
         **{"BUCKET": "gs://mine", "PAUSE": 0},
     }
