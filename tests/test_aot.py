@@ -5,7 +5,7 @@ import pytest
 from toys import HEADS, MODEL, random_tree
 
 from vadusa_jax.decode.tree import ROOT
-from vadusa_jax.evaluation import tpu
+from vadusa_jax.evaluation import chips, hlo, tpu
 
 HLO = """\
 HloModule step
@@ -39,13 +39,13 @@ ENTRY %main (w: bf16[1000,10]) -> f32[10] {
 
 
 def test_a_fetch_counts_once_an_update_by_its_size_and_fast_memory_not_at_all():
-    counted = [x for x in tpu.memory_traffic(HLO) if x]
+    counted = [x for x in hlo.memory_traffic(hlo.read(HLO))]
     assert counted == [3 * 8 * 4, 1000 * 10 * 2, 2 * 5 * 4, 1000 * 4, 5 * 4, 10 * 4]
 
 
 def test_what_is_not_known_is_named():
-    with pytest.raises(tpu.NoTopology, match=r"unknown chip 'v9' in 'v9:2x2'; known are v4, v5e, v5p, v6e"):
-        tpu.find_topology("v9:2x2")
+    with pytest.raises(chips.NoTopology, match=r"unknown chip 'v9' in 'v9:2x2'; known are v4, v5e, v5p, v6e"):
+        chips.find_topology("v9:2x2")
 
 
 @pytest.mark.slow
@@ -53,7 +53,7 @@ def test_what_is_not_known_is_named():
 def test_a_step_compiled_for_a_tpu_keeps_the_cache_in_place_and_asks_no_host(tree):
     pytest.importorskip("libtpu", reason="the compiler for TPUs comes with the extra [aot]")
     step = tpu.Step(MODEL, HEADS, tree, 2, 256, jnp.bfloat16)
-    compiled, _ = tpu.compile_step(tpu.find_topology("v5e:2x2"), step)
+    compiled, _ = tpu.compile_step(chips.find_topology("v5e:2x2"), step)
     text = compiled.as_text()
     assert not any(word in text for word in ("infeed", "outfeed", "host_transfer=true", "send(", "recv("))
     cache = 2 * MODEL.layers * 2 * 256 * MODEL.width * 2

@@ -1,0 +1,68 @@
+"""TPU chips by what they can do, and the compiler's view of pods made of them: no TPU is needed."""
+
+import dataclasses
+import math
+import os
+
+from jax.experimental import topologies
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """One chip: bytes and bytes a second of its memory, bfloat16 operations a second, links to its neighbours.
+
+    Memory and operations: the tables at cloud.google.com/tpu/docs/v4, v5e, v5p and v6e. Links: bytes a second of one
+    link in one direction, from *How to Scale Your Model* (jax-ml.github.io/scaling-book/tpus); an axis of the pod is
+    a ring only from `ring` chips on, below that the link back is missing.
+    """
+
+    memory: int
+    bandwidth: float
+    peak: float
+    link: float
+    ring: int
+
+
+CHIPS = {
+    "v4": Chip(32 * 2**30, 1.228e12, 275e12, 45e9, 4),
+    "v5e": Chip(16 * 2**30, 0.819e12, 197e12, 45e9, 16),
+    "v5p": Chip(95 * 2**30, 2.765e12, 459e12, 90e9, 4),
+    "v6e": Chip(32 * 2**30, 1.640e12, 918e12, 90e9, 16),
+}
+
+
+class NoTopology(RuntimeError):
+    """The compiler for TPUs is missing, or does not know the topology."""
+
+
+def find_chip(topology: str) -> Chip:
+    """The chip of a topology such as `v5e:2x2`; raises NoTopology for an unknown one."""
+    kind = topology.split(":")[0]
+    if kind not in CHIPS:
+        raise NoTopology(f"unknown chip {kind!r} in {topology!r}; known are {', '.join(CHIPS)}, as in v5e:2x2")
+    return CHIPS[kind]
+
+
+def find_topology(name: str) -> topologies.TopologyDescription:
+    """The devices of a topology such as `v5e:2x2`; raises NoTopology with the reason."""
+    find_chip(name)
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # otherwise libtpu asks a metadata server that is not there
+    try:
+        return topologies.get_topology_desc(platform="tpu", topology_name=name)
+    except Exception as error:  # libtpu's own error types differ between releases
+        raise NoTopology(f"no topology {name!r}: {error}; libtpu comes with the extra [aot]") from error
+
+
+def chip_count(topology: str) -> int:
+    """Chips of `v5e:4x4`: 16."""
+    return math.prod(_axes(topology))
+
+
+def interconnect(topology: str) -> float:
+    """Bytes a second that a chip can send to its neighbours: two links for an axis that is a ring, else one."""
+    chip = find_chip(topology)
+    return chip.link * sum(2 if n % chip.ring == 0 else 1 for n in _axes(topology) if n > 1)
+
+
+def _axes(topology: str) -> list[int]:
+    return [int(n) for n in topology.split(":")[1].split("x")]

@@ -1,0 +1,151 @@
+"""The training step compiled for a TPU pod that is not there, through libtpu: does it fit, and what bounds its speed?
+
+Times are roofline times: operations over the chips' peak, bytes over the bandwidth of their memory and of their
+links. The step takes at least as long as the longest of the three, if they overlap perfectly.
+"""
+
+import dataclasses
+import time
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from vadusa_jax.config import Config
+from vadusa_jax.evaluation import hlo
+from vadusa_jax.evaluation.chips import chip_count, find_chip, find_topology, interconnect
+from vadusa_jax.evaluation.report import Columns
+from vadusa_jax.model.heads import SpeechLM
+from vadusa_jax.model.sharding import make_mesh, replicated, rows
+from vadusa_jax.training.step import make_optimizer, make_train_step
+
+BATCH = ("tokens_BT", "targets_BT", "mask_BT", "segments_BT", "positions_BT")
+
+
+class DoesNotFit(RuntimeError):
+    """The step needs more memory than a chip has."""
+
+
+def with_rows(config: Config, topology: str, rows_per_chip: int) -> Config:
+    """`config` with so many rows of the batch on every chip of the topology."""
+    batch = rows_per_chip * chip_count(topology)
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, batch_rows=batch))
+
+
+def compile_train(topology: str, config: Config) -> tuple[jax.stages.Compiled, float]:
+    """The training step of `config` on all chips of the topology, and the seconds that compiling took."""
+    mesh = make_mesh(config.mesh, find_topology(topology).devices)
+    dtype = jnp.dtype(config.train.dtype)
+    graph, params = nnx.split(nnx.eval_shape(lambda: SpeechLM(config.model, config.heads, dtype, rngs=nnx.Rngs(0))))
+    optimizer = make_optimizer(config.train)
+    state = jax.eval_shape(optimizer.init, params)
+
+    def placed(tree, sharding):
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
+
+    shape = (config.data.batch_rows, config.data.row_length)
+    batch = {name: jax.ShapeDtypeStruct(shape, jnp.int32, sharding=rows(mesh)) for name in BATCH}
+    step, began = make_train_step(config, optimizer, graph), time.perf_counter()
+    try:
+        compiled = step.lower(placed(params, replicated(mesh)), placed(state, replicated(mesh)), batch).compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" in str(error):
+            raise DoesNotFit(f"{shape[0]} rows of {shape[1]} on {topology}: {str(error).splitlines()[0]}") from error
+        raise
+    return compiled, time.perf_counter() - began
+
+
+def model_flops(config: Config) -> float:
+    """Operations per position that training cannot do without: 6 for every weight of a matrix, and the attention.
+
+    Attention counts half, as it is causal. Recomputation, padding and the optimiser do not count (arXiv 2204.02311).
+    """
+    lm = nnx.eval_shape(lambda: SpeechLM(config.model, config.heads, rngs=nnx.Rngs(0)))
+    weights = sum(x.size for x in jax.tree.leaves(nnx.state(lm, nnx.Param))) - lm.backbone.embedding.size
+    return 6.0 * weights + 6.0 * config.model.layers * config.model.width * config.data.row_length
+
+
+def memory_bytes(compiled: jax.stages.Compiled) -> int:
+    """Bytes on each chip: parameters and optimiser state, the batch, what a step needs in between, and its code."""
+    memory = compiled.memory_analysis()
+    kept = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return kept + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
+
+
+def train_row(topology: str, config: Config) -> dict:
+    """The figures of one compiled training step; those of a chip unless the name says otherwise."""
+    compiled, seconds = compile_train(topology, config)
+    chip, chips, program = find_chip(topology), chip_count(topology), hlo.read(compiled.as_text())
+    flops, hbm = hlo.products(program), sum(hlo.memory_traffic(program))
+    sent = hlo.collectives(program, chips)
+    ici = sum(each for _, each in sent.values())
+    times = {"compute_s": flops / chip.peak, "hbm_s": hbm / chip.bandwidth, "ici_s": ici / interconnect(topology)}
+    tokens = config.data.batch_rows * config.data.row_length / chips
+    roofline = max(times.values())
+    return {
+        "topology": topology,
+        "chips": chips,
+        "tokens": tokens,
+        "dtype": config.train.dtype,
+        "optimizer": config.train.optimizer,
+        "state_bytes": compiled.memory_analysis().argument_size_in_bytes,
+        "memory_bytes": memory_bytes(compiled),
+        "memory_share": memory_bytes(compiled) / chip.memory,
+        "flops": flops,
+        "hbm_bytes": hbm,
+        "ici_bytes": ici,
+        "collectives": {kind: {"count": count, "bytes": each} for kind, (count, each) in sent.items()},
+        **times,
+        "roofline_s": roofline,
+        "tokens_per_s": chips * tokens / roofline,
+        "mfu_bound": model_flops(config) * tokens / chip.peak / roofline,
+        "ici_share": times["ici_s"] / max(times["compute_s"], times["hbm_s"]),
+        "compile_s": seconds,
+    }
+
+
+def largest_rows(topology: str, config: Config) -> int:
+    """The most rows of `config.data.row_length` a chip that fit into its memory; DoesNotFit if one does not.
+
+    Memory is guessed to be linear in the rows; the compiler has the last word, which may save memory when it is short.
+    """
+    limit = find_chip(topology).memory
+    fits, over, used = 0, None, {}
+    guess = 1
+    while over is None or over - fits > 1:
+        try:
+            used[guess] = memory_bytes(compile_train(topology, with_rows(config, topology, guess))[0])
+            fits = max(fits, guess)
+        except DoesNotFit:
+            if guess == 1:
+                raise
+            over = min(over or guess, guess)
+        if len(used) > 1:
+            (a, b) = sorted(used)[-2:]
+            guess = a + int((limit - used[a]) * (b - a) / max(used[b] - used[a], 1))
+        else:
+            guess = 2 * fits
+        guess = max(guess, fits + 1) if over is None else min(max(guess, fits + 1), over - 1)
+    return fits
+
+
+def _collectives(kinds: dict[str, dict]) -> str:
+    return ", ".join(f"{each['count']} {kind} {each['bytes'] / 1e6:.0f} MB" for kind, each in kinds.items()) or "none"
+
+
+COLUMNS: Columns = {
+    "topology": ("topology", str),
+    "tokens": ("tokens a chip", "{:.0f}".format),
+    "memory_bytes": ("memory GB", lambda x: f"{x / 1e9:.1f}"),
+    "memory_share": ("of the chip's %", lambda x: f"{100 * x:.0f}"),
+    "flops": ("TFLOP", lambda x: f"{x / 1e12:.1f}"),
+    "hbm_bytes": ("main memory GB", lambda x: f"{x / 1e9:.0f}"),
+    "collectives": ("collectives, sent", _collectives),
+    "compute_s": ("compute ms", lambda x: f"{1e3 * x:.1f}"),
+    "hbm_s": ("memory ms", lambda x: f"{1e3 * x:.1f}"),
+    "ici_s": ("links ms", lambda x: f"{1e3 * x:.1f}"),
+    "ici_share": ("links, not hidden %", lambda x: f"{100 * x:.1f}"),
+    "roofline_s": ("roofline ms", lambda x: f"{1e3 * x:.1f}"),
+    "mfu_bound": ("MFU at most %", lambda x: f"{100 * x:.0f}"),
+    "tokens_per_s": ("tokens a second", lambda x: f"{x:,.0f}"),
+}
