@@ -6,7 +6,7 @@
 
 `decode` compiles one decode step for one chip of the topology (rows are spread over chips, each decodes its own), for
 every tree size. `train` compiles the training step of a config for all chips of the topology. Both go through libtpu
-(extra [aot]), which a machine lets only one process use at a time. The printed legend says how figures are made.
+(extra [aot]). The printed legend says how every figure is made.
 """
 
 from pathlib import Path
@@ -99,7 +99,7 @@ def main(argv: list[str]) -> None:
     try:
         COMMANDS[argv[1]]()
     except (NoTopology, pods.DoesNotFit) as error:
-        raise app.UsageError(str(error)) from error
+        raise SystemExit(f"aot: {error}") from error
 
 
 if __name__ == "__main__":

@@ -47,6 +47,7 @@ def find_topology(name: str) -> topologies.TopologyDescription:
     """The devices of a topology such as `v5e:2x2`; raises NoTopology with the reason."""
     find_chip(name)
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # otherwise libtpu asks a metadata server that is not there
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # nobody here touches a TPU: no need to take turns
     try:
         return topologies.get_topology_desc(platform="tpu", topology_name=name)
     except Exception as error:  # libtpu's own error types differ between releases
