@@ -9,6 +9,7 @@ from configs import libritts
 from vadusa_jax.config import Config, DataConfig, from_config_dict
 from vadusa_jax.decode.tree import ROOT
 from vadusa_jax.evaluation import chips, hlo, pods, tpu
+from vadusa_jax.training.compiled import compile_train
 from vadusa_jax.training.step import make_model
 
 HLO = """\
@@ -117,12 +118,29 @@ def test_a_step_compiled_for_a_tpu_keeps_the_cache_in_place_and_asks_no_host(tre
     assert row["minimum_bytes"] > cache
 
 
+def train_row(topology, config):
+    return pods.train_row(topology, config, compile_train(config, chips.find_topology(topology).devices))
+
+
+@pytest.mark.parametrize("most", [0, 1, 2, 7, 8, 100])
+def test_the_largest_batch_is_found_whether_memory_is_linear_or_not(most):
+    for bend in (0, 5):
+        needs = {rows: 300 + 100 * rows - bend * rows for rows in range(2 * most + 400)}
+        tries = []
+
+        def fits(rows, needs=needs, tries=tries):
+            tries.append(rows)
+            return needs[rows] if rows <= most else None
+
+        assert pods.largest_rows(fits, needs[most]) == most and len(tries) < 12 + most // 4
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("topology", ["v4:2x2x1", "v5e:4x4", "v5p:2x2x2", "v6e:4x4"])  # v4:2x2x1 is sold as v4-8
 def test_a_training_step_compiles_for_a_pod_and_is_accounted_for(topology):
     pytest.importorskip("libtpu", reason="the compiler for TPUs comes with the extra [aot]")
     config = pods.with_rows(Config(model=MODEL, heads=HEADS, data=DataConfig(row_length=256)), topology, 2)
-    row = pods.train_row(topology, config)
+    row = train_row(topology, config)
     parameters = 4 * sum(x.size for x in jax.tree.leaves(make_model(config)[1]))
     assert 2 * parameters < row["state_bytes"] < row["memory_bytes"] < chips.find_chip(topology).memory
     assert row["flops"] > 0.5 * pods.model_flops(config) * row["tokens"] and 0 < row["mfu_bound"] < 1
@@ -135,5 +153,5 @@ def test_a_training_step_compiles_for_a_pod_and_is_accounted_for(topology):
 def test_libritts_fits_a_v5e_with_16k_tokens_a_chip():
     pytest.importorskip("libtpu", reason="the compiler for TPUs comes with the extra [aot]")
     config = from_config_dict(libritts.get_config())
-    row = pods.train_row("v5e:4x4", pods.with_rows(config, "v5e:4x4", 16_384 // config.data.row_length))
+    row = train_row("v5e:4x4", pods.with_rows(config, "v5e:4x4", 16_384 // config.data.row_length))
     assert row["tokens"] >= 16_000 and row["memory_share"] < 1

@@ -9,6 +9,7 @@ every tree size. `train` compiles the training step of a config for all chips of
 (extra [aot]). The printed legend says how every figure is made.
 """
 
+import functools
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -16,11 +17,12 @@ from absl import app, flags
 from ml_collections import config_flags
 from tqdm import tqdm
 
-from vadusa_jax.config import SHAPES, HeadsConfig, from_config_dict
+from vadusa_jax.config import SHAPES, Config, HeadsConfig, from_config_dict
 from vadusa_jax.decode.fit import wide_tree
 from vadusa_jax.evaluation import pods, tpu
-from vadusa_jax.evaluation.chips import NoTopology
+from vadusa_jax.evaluation.chips import NoTopology, find_chip, find_topology
 from vadusa_jax.evaluation.report import Columns, markdown_table, write_json
+from vadusa_jax.training.compiled import DoesNotFit, compile_train
 
 DECODE_LEGEND = """\
 Minimum: the weights that a step reads (backbone, LM head, draft heads in use) and the whole cache, once. Main memory: \
@@ -77,11 +79,21 @@ def train() -> None:
     """The table of training steps, one row a topology."""
     if CONFIG.value is None:
         raise app.UsageError("say what to train: --config")
-    rows, config = [], from_config_dict(CONFIG.value)
+    table, config = [], from_config_dict(CONFIG.value)
     for topology in tqdm(TOPOLOGY.value, "compile", disable=None):
-        per_chip = pods.largest_rows(topology, config) if FIND_BATCH.value else ROWS.value
-        rows.append(pods.train_row(topology, pods.with_rows(config, topology, per_chip) if per_chip else config))
-    _show(rows, pods.COLUMNS, TRAIN_LEGEND)
+        devices, rows = find_topology(topology).devices, ROWS.value
+        if FIND_BATCH.value:
+            rows = pods.largest_rows(functools.partial(_needs, topology, config), find_chip(topology).memory)
+        chosen = pods.with_rows(config, topology, rows) if rows else config
+        table.append(pods.train_row(topology, chosen, compile_train(chosen, devices)))
+    _show(table, pods.COLUMNS, TRAIN_LEGEND)
+
+
+def _needs(topology: str, config: Config, rows: int) -> int | None:
+    try:
+        return pods.memory_bytes(compile_train(pods.with_rows(config, topology, rows), find_topology(topology).devices))
+    except DoesNotFit:
+        return None
 
 
 def _show(rows: list[dict], columns: Columns, legend: str) -> None:
@@ -98,7 +110,7 @@ def main(argv: list[str]) -> None:
         raise app.UsageError(f"say what to compile: {', '.join(COMMANDS)}")
     try:
         COMMANDS[argv[1]]()
-    except (NoTopology, pods.DoesNotFit) as error:
+    except (NoTopology, DoesNotFit) as error:
         raise SystemExit(f"aot: {error}") from error
 
 

@@ -5,54 +5,22 @@ links. The step takes at least as long as the longest of the three, if they over
 """
 
 import dataclasses
-import time
+from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from vadusa_jax.config import Config
 from vadusa_jax.evaluation import hlo
-from vadusa_jax.evaluation.chips import chip_count, find_chip, find_topology, interconnect
+from vadusa_jax.evaluation.chips import chip_count, find_chip, interconnect
 from vadusa_jax.evaluation.report import Columns
 from vadusa_jax.model.heads import SpeechLM
-from vadusa_jax.model.sharding import make_mesh, replicated, rows
-from vadusa_jax.training.step import make_optimizer, make_train_step
-
-BATCH = ("tokens_BT", "targets_BT", "mask_BT", "segments_BT", "positions_BT")
-
-
-class DoesNotFit(RuntimeError):
-    """The step needs more memory than a chip has."""
 
 
 def with_rows(config: Config, topology: str, rows_per_chip: int) -> Config:
     """`config` with so many rows of the batch on every chip of the topology."""
     batch = rows_per_chip * chip_count(topology)
     return dataclasses.replace(config, data=dataclasses.replace(config.data, batch_rows=batch))
-
-
-def compile_train(topology: str, config: Config) -> tuple[jax.stages.Compiled, float]:
-    """The training step of `config` on all chips of the topology, and the seconds that compiling took."""
-    mesh = make_mesh(config.mesh, find_topology(topology).devices)
-    dtype = jnp.dtype(config.train.dtype)
-    graph, params = nnx.split(nnx.eval_shape(lambda: SpeechLM(config.model, config.heads, dtype, rngs=nnx.Rngs(0))))
-    optimizer = make_optimizer(config.train)
-    state = jax.eval_shape(optimizer.init, params)
-
-    def placed(tree, sharding):
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
-
-    shape = (config.data.batch_rows, config.data.row_length)
-    batch = {name: jax.ShapeDtypeStruct(shape, jnp.int32, sharding=rows(mesh)) for name in BATCH}
-    step, began = make_train_step(config, optimizer, graph), time.perf_counter()
-    try:
-        compiled = step.lower(placed(params, replicated(mesh)), placed(state, replicated(mesh)), batch).compile()
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" in str(error):
-            raise DoesNotFit(f"{shape[0]} rows of {shape[1]} on {topology}: {str(error).splitlines()[0]}") from error
-        raise
-    return compiled, time.perf_counter() - began
 
 
 def model_flops(config: Config) -> float:
@@ -72,9 +40,8 @@ def memory_bytes(compiled: jax.stages.Compiled) -> int:
     return kept + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
 
 
-def train_row(topology: str, config: Config) -> dict:
-    """The figures of one compiled training step; those of a chip unless the name says otherwise."""
-    compiled, seconds = compile_train(topology, config)
+def train_row(topology: str, config: Config, compiled: jax.stages.Compiled) -> dict:
+    """The figures of the training step of `config`, compiled for the topology; those of one chip."""
     chip, chips, program = find_chip(topology), chip_count(topology), hlo.read(compiled.as_text())
     flops, hbm = hlo.products(program), sum(hlo.memory_traffic(program))
     sent = hlo.collectives(program, chips)
@@ -100,33 +67,28 @@ def train_row(topology: str, config: Config) -> dict:
         "tokens_per_s": chips * tokens / roofline,
         "mfu_bound": model_flops(config) * tokens / chip.peak / roofline,
         "ici_share": times["ici_s"] / max(times["compute_s"], times["hbm_s"]),
-        "compile_s": seconds,
     }
 
 
-def largest_rows(topology: str, config: Config) -> int:
-    """The most rows of `config.data.row_length` a chip that fit into its memory; DoesNotFit if one does not.
+def largest_rows(fits: Callable[[int], int | None], limit: int) -> int:
+    """The most rows that fit; 0 if not one does.
 
-    Memory is guessed to be linear in the rows; the compiler has the last word, which may save memory when it is short.
+    Args:
+        fits: the bytes that so many rows need, or None if they do not fit. The compiler has the last word: it saves
+            memory when it is short.
+        limit: the chip's memory. What lies between two tries is guessed to be linear.
     """
-    limit = find_chip(topology).memory
-    fits, over, used = 0, None, {}
-    guess = 1
-    while over is None or over - fits > 1:
-        try:
-            used[guess] = memory_bytes(compile_train(topology, with_rows(config, topology, guess))[0])
-            fits = max(fits, guess)
-        except DoesNotFit:
-            if guess == 1:
-                raise
-            over = min(over or guess, guess)
-        if len(used) > 1:
-            (a, b) = sorted(used)[-2:]
-            guess = a + int((limit - used[a]) * (b - a) / max(used[b] - used[a], 1))
+    used, over = {0: 0}, None
+    rows = 1
+    while over is None or over - max(used) > 1:
+        if (needs := fits(rows)) is None:
+            over = rows
         else:
-            guess = 2 * fits
-        guess = max(guess, fits + 1) if over is None else min(max(guess, fits + 1), over - 1)
-    return fits
+            used[rows] = needs
+        *_, a, b = 0, *sorted(used)
+        guess = 2 * b if len(used) < 3 else b + int((limit - used[b]) * (b - a) / max(used[b] - used[a], 1))
+        rows = max(guess, b + 1) if over is None else min(max(guess, b + 1), over - 1)
+    return max(used)
 
 
 def _collectives(kinds: dict[str, dict]) -> str:
