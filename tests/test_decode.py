@@ -34,7 +34,8 @@ from vadusa_jax.decode.prompts import TooLong, make_prompts, make_settings, text
 from vadusa_jax.decode.tree import ROOT, Tree
 from vadusa_jax.model import cache as kv
 from vadusa_jax.model.heads import SpeechLM
-from vadusa_jax.training.step import make_model, make_optimizer, make_train_step
+from vadusa_jax.training.optimizer import make_optimizer
+from vadusa_jax.training.step import make_model, make_train_step
 
 TREE = Tree(((), (0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (2,), (0, 0, 0, 0), (0, 1, 0), (1, 0, 2), (0, 1, 0, 1)))
 ids = st.integers(0, MODEL.vocab - 1)

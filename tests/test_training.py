@@ -14,18 +14,16 @@ import pytest
 from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.sharding import Mesh
 from toys import HEADS, MODEL, toy_model
 
 from vadusa_jax.config import Config, DataConfig, TrainConfig
 from vadusa_jax.data.batches import dev_batches, train_batches
 from vadusa_jax.data.dataset import CodecFacts, TokenRecord, write_dataset
-from vadusa_jax.model.sharding import replicated
 from vadusa_jax.text import Vocabulary
 from vadusa_jax.training.checkpoint import CheckpointError, Checkpoints, first_parameters, load_trained
-from vadusa_jax.training.loop import TrainingDiverged, to_mesh, train
+from vadusa_jax.training.loop import TrainingDiverged, train
 from vadusa_jax.training.losses import head_sums, joint_loss, loss_sums, metrics, shifted_targets
-from vadusa_jax.training.step import make_model, make_optimizer, make_train_step
+from vadusa_jax.training.step import make_model
 from vadusa_jax.weights import WeightsError, load_weights, save_weights
 
 ROW = 48
@@ -123,7 +121,7 @@ def test_segments_without_targets_give_finite_loss_and_gradients(lm, rows):
         assert value == 0 and all((g == 0).all() for g in jax.tree.leaves(gradient))
 
 
-# packing and devices
+# packing
 
 
 @settings(max_examples=5)
@@ -143,23 +141,6 @@ def test_a_packed_row_equals_its_sequences_alone(lm, seed):
     np.testing.assert_allclose(value, value_alone, rtol=1e-5)
     for g, g_alone in zip(jax.tree.leaves(gradient), jax.tree.leaves(gradient_alone), strict=True):
         np.testing.assert_allclose(g, g_alone, rtol=1e-3, atol=1e-5)
-
-
-def test_eight_devices_train_as_one_does():
-    assert len(jax.devices()) == 8
-    batches = [pack([[10 + b, 20 - b, b] for b in range(8)], seed) for seed in range(3)]
-    optimizer, results = make_optimizer(TINY.train), []
-    for devices in (jax.devices()[:1], jax.devices()):
-        mesh = Mesh(np.array(devices), ("data",))
-        graph, params = make_model(TINY)
-        params = jax.device_put(params, replicated(mesh))
-        state = jax.device_put(optimizer.init(params), replicated(mesh))
-        step = make_train_step(TINY, optimizer, graph)
-        for batch in batches:
-            params, state, sums, norm = step(params, state, to_mesh(batch, mesh))
-        results.append(jax.device_get((jax.tree.leaves(params), sums, norm)))
-    for one, eight in zip(jax.tree.leaves(results[0]), jax.tree.leaves(results[1]), strict=True):
-        np.testing.assert_allclose(one, eight, rtol=2e-4, atol=2e-5)
 
 
 # runs

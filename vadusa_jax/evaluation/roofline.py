@@ -47,9 +47,9 @@ def weight_bytes(lm: SpeechLM, heads: int) -> int:
 
     Of the embedding table a step reads one row a node, which is left out.
     """
-    count = lm.heads.output.shape[0]
     backbone = _nbytes(lm.backbone) - lm.backbone.config.vocab * lm.backbone.config.width * _itemsize(lm)
-    return backbone + _nbytes(lm.heads) * heads // count  # every parameter of the heads has one slice a head
+    # Every parameter of the heads has one slice a head.
+    return backbone + (_nbytes(lm.heads) * heads // lm.head_count if heads else 0)
 
 
 def _nbytes(module: nnx.Module) -> int:

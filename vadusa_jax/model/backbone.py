@@ -1,10 +1,12 @@
 """The backbone: a pre-norm decoder-only transformer (RMSNorm, rotary positions, SwiGLU, no biases).
 
 It takes positions and a mask and knows neither draft heads nor trees: a packed training row, a prompt and a draft
-tree differ only in what their mask allows.
+tree differ only in what their tokens may see.
 """
 
+import dataclasses
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +14,9 @@ from flax import nnx
 from jax import lax
 
 from vadusa_jax.config import ModelConfig
+from vadusa_jax.model.attention import attend, packed_attention
 from vadusa_jax.model.cache import KV, Cache
+from vadusa_jax.model.sharding import constrain
 
 
 @jax.custom_vjp
@@ -49,32 +53,6 @@ def rotate(x_BTNH: jax.Array, by: tuple[jax.Array, jax.Array]) -> jax.Array:
     return jnp.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)
 
 
-def attend(q_GTH: jax.Array, own: KV, mask_BTT: jax.Array, cached: KV | None, seen_BTS: jax.Array | None) -> jax.Array:
-    """Softmax attention over the keys of this call and over the cache (whose keys lie transposed, `[G, H, S]`).
-
-    The two are never joined: joining keys would copy the whole cache at every step, and joining logits moves them
-    twice. Softmax in float32 (or wider, when the queries are).
-    """
-    wide = jnp.promote_types(q_GTH.dtype, jnp.float32)
-    q_GTH = q_GTH * q_GTH.shape[-1] ** -0.5
-
-    def masked(logits_GTS: jax.Array, mask_BTS: jax.Array) -> jax.Array:
-        mask_GTS = jnp.repeat(mask_BTS, len(q_GTH) // len(mask_BTS), axis=0)
-        return jnp.where(mask_GTS, logits_GTS.astype(wide), -jnp.inf)
-
-    k_GTH, v_GTH = own
-    logits, values = [masked(jnp.einsum("GTH,GSH->GTS", q_GTH, k_GTH), mask_BTT)], [v_GTH]
-    if cached is not None:
-        k_GHS, v_GSH = cached
-        logits.append(masked(jnp.einsum("GTH,GHS->GTS", q_GTH, k_GHS), seen_BTS))
-        values.append(v_GSH)
-    peak_GT1 = lax.stop_gradient(functools.reduce(jnp.maximum, [jnp.max(x, axis=-1, keepdims=True) for x in logits]))
-    weights = [jnp.exp(x - peak_GT1) for x in logits]
-    total_GT1 = sum(jnp.sum(x, axis=-1, keepdims=True) for x in weights)
-    out = [jnp.einsum("GTS,GSH->GTH", x.astype(v.dtype), v) for x, v in zip(weights, values, strict=True)]
-    return (sum(out) / total_GT1).astype(q_GTH.dtype)
-
-
 class Block(nnx.Module):
     """One layer: attention and feed-forward, each behind a norm and added back."""
 
@@ -94,24 +72,52 @@ class Block(nnx.Module):
         self.gate, self.up, self.down = linear(width, ffn), linear(width, ffn), linear(ffn, width, residual_std)
 
     def __call__(
-        self,
-        h_BTD: jax.Array,
-        by: tuple[jax.Array, jax.Array],
-        mask_BTT: jax.Array,
-        cached: KV | None,
-        seen_BTS: jax.Array | None,
-    ) -> tuple[jax.Array, KV]:
+        self, h_BTD: jax.Array, by: tuple[jax.Array, jax.Array], attend: Callable[..., tuple[jax.Array, KV | None]]
+    ) -> tuple[jax.Array, KV | None]:
         x_BTD = self.attention_norm(h_BTD)
-        batch, length, _ = x_BTD.shape
-        split = (batch, length, self.attention_heads, -1)
+        split = (*x_BTD.shape[:2], self.attention_heads, -1)
         q_BTNH, k_BTNH = (rotate(x.reshape(split), by) for x in (self.q(x_BTD), self.k(x_BTD)))
-        heads = (q_BTNH, k_BTNH, self.v(x_BTD).reshape(split))
-        q, k, v = (x.transpose(0, 2, 1, 3).reshape(batch * self.attention_heads, length, -1) for x in heads)
-        out_GTH = attend(q, (k, v), mask_BTT, cached, seen_BTS)
-        out_BNTH = out_GTH.reshape(batch, self.attention_heads, length, -1)
-        h_BTD = h_BTD + self.out(out_BNTH.transpose(0, 2, 1, 3).reshape(x_BTD.shape))
+        heads = (constrain(x, "heads_BTNH") for x in (q_BTNH, k_BTNH, self.v(x_BTD).reshape(split)))
+        out_BTNH, kv = attend(*heads)
+        h_BTD = constrain(h_BTD + self.out(out_BTNH.reshape(x_BTD.shape)), "hidden_BTD")
         x_BTD = self.ffn_norm(h_BTD)
-        return h_BTD + self.down(jax.nn.silu(self.gate(x_BTD)) * self.up(x_BTD)), (k, v)
+        inner_BTF = constrain(jax.nn.silu(self.gate(x_BTD)) * self.up(x_BTD), "inner_BTF")
+        return constrain(h_BTD + self.down(inner_BTF), "hidden_BTD"), kv
+
+
+@dataclasses.dataclass(frozen=True)
+class Packed:
+    """What tokens of packed training rows see: all before them in their own segment; no cache, and none is made."""
+
+    segments_BT: jax.Array
+
+    def __call__(self, q_BTNH: jax.Array, k_BTNH: jax.Array, v_BTNH: jax.Array) -> tuple[jax.Array, None]:
+        return packed_attention(q_BTNH, k_BTNH, v_BTNH, self.segments_BT), None
+
+
+@dataclasses.dataclass(frozen=True)
+class Masked:
+    """What tokens see in general: those of this call by a mask, and one layer's cache."""
+
+    mask_BTT: jax.Array
+    cached: KV | None
+    seen_BTS: jax.Array | None
+
+    def __call__(self, q_BTNH: jax.Array, k_BTNH: jax.Array, v_BTNH: jax.Array) -> tuple[jax.Array, KV]:
+        batch, length, heads, _ = q_BTNH.shape
+        q, k, v = (x.transpose(0, 2, 1, 3).reshape(batch * heads, length, -1) for x in (q_BTNH, k_BTNH, v_BTNH))
+        out_GTH = attend(q, (k, v), self.mask_BTT, self.cached, self.seen_BTS)
+        return out_GTH.reshape(batch, heads, length, -1).transpose(0, 2, 1, 3), (k, v)
+
+
+def rematerialised(run: Callable, remat: str) -> Callable:
+    """`run` with what it computes made again backward, as `train.remat` says."""
+    if remat == "none":
+        return run
+    policies = {"blocks": None, "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable}
+    if remat not in policies:
+        raise ValueError(f"train.remat must be 'none', 'dots' or 'blocks', got {remat!r}")
+    return jax.checkpoint(run, policy=policies[remat])
 
 
 class Backbone(nnx.Module):
@@ -133,20 +139,27 @@ class Backbone(nnx.Module):
         )
 
     def __call__(
-        self, tokens_BT: jax.Array, positions_BT: jax.Array, mask_BTT: jax.Array, cache: Cache | None = None
-    ) -> tuple[jax.Array, tuple[KV, ...]]:
+        self,
+        tokens_BT: jax.Array,
+        positions_BT: jax.Array,
+        mask: jax.Array | Packed,
+        cache: Cache | None = None,
+        remat: str = "none",
+    ) -> tuple[jax.Array, tuple[KV | None, ...]]:
         """Runs the tokens through all layers.
 
         Args:
             tokens_BT: ids in the model's vocabulary (speech tokens, EOS, text symbols).
             positions_BT: position of each token in its own sequence, below `max_length`.
-            mask_BTT: what each token sees of the tokens in this call, itself included.
-            cache: committed positions that every token of the row sees as well.
+            mask: what each token sees of the tokens in this call, itself included: `[B, T, T]`, or `Packed`.
+            cache: committed positions that every token of the row sees as well; not with `Packed`.
+            remat: what the backward pass makes again instead of keeping it (`train.remat`).
 
         Returns:
-            h_BTD, the final normalised hidden states, and each layer's new keys and values (for the cache).
+            h_BTD, the final normalised hidden states, and each layer's new keys and values (for the cache; with
+            `Packed` none).
         """
-        h_BTD = self.embed(tokens_BT)
+        h_BTD = constrain(self.embed(tokens_BT), "hidden_BTD")
         seen_BTS = None
         if cache is not None:
             slots = jnp.arange(cache.values[0].shape[1])
@@ -156,7 +169,8 @@ class Backbone(nnx.Module):
         new = []
         for i, block in enumerate(self.blocks):  # unrolled: a scan over stacked layers would copy weights and cache
             cached = None if cache is None else (cache.keys[i], cache.values[i])
-            h_BTD, kv = block(h_BTD, by, mask_BTT, cached, seen_BTS)
+            sees = mask if isinstance(mask, Packed) else Masked(mask, cached, seen_BTS)
+            h_BTD, kv = rematerialised(functools.partial(block, by=by, attend=sees), remat)(h_BTD)
             new.append(kv)
         return self.norm(h_BTD), tuple(new)
 

@@ -91,15 +91,18 @@ HEADS = {"medusa": DraftHeads, "hydra": SequentialHeads}
 
 
 class SpeechLM(nnx.Module):
-    """Backbone and draft heads: the whole trainable model."""
+    """Backbone and draft heads: the whole trainable model. With `heads.count` 0 it is the backbone alone."""
 
     def __init__(self, model: ModelConfig, heads: HeadsConfig, dtype: jnp.dtype = jnp.float32, *, rngs: nnx.Rngs):
         self.backbone = Backbone(model, dtype, rngs=rngs)
         if heads.kind not in HEADS:
             raise ValueError(f"heads.kind must be one of {sorted(HEADS)}, got {heads.kind!r}")
-        self.heads = HEADS[heads.kind](heads, model, dtype, rngs=rngs)
+        self.head_count = heads.count
+        self.heads = HEADS[heads.kind](heads, model, dtype, rngs=rngs) if heads.count else None
 
     def copy_lm_head(self) -> None:
         """Starts every draft head as a copy of the LM head: how heads are added to a trained backbone (Medusa-1)."""
+        if self.heads is None:
+            return
         lm_DV = self.backbone.lm_head.kernel[...]
         self.heads.output[...] = jnp.broadcast_to(lm_DV, self.heads.output.shape)

@@ -14,10 +14,11 @@ from jax.sharding import Mesh
 from tqdm import tqdm
 
 from vadusa_jax.config import Config, save_config
-from vadusa_jax.model.sharding import make_mesh, replicated, rows
+from vadusa_jax.model.sharding import check_fit, make_mesh, rows, shardings
 from vadusa_jax.training.checkpoint import Checkpoints
 from vadusa_jax.training.losses import TOP, Batch, joint_loss, metrics
-from vadusa_jax.training.step import make_eval_step, make_model, make_optimizer, make_train_step
+from vadusa_jax.training.optimizer import init_state, make_optimizer
+from vadusa_jax.training.step import make_eval_step, make_model, make_train_step
 
 
 class TrainingDiverged(RuntimeError):
@@ -45,7 +46,7 @@ def train(
         init: parameters to start from instead of random ones, as `first_parameters` reads them.
     """
     mesh, graph, params, optimizer_state, train_step = begin(config, init)
-    eval_step = make_eval_step(graph)
+    eval_step = make_eval_step(graph, mesh)
 
     checkpoints, start = Checkpoints(folder, config.train.keep), 0
     if checkpoints.latest_step is not None:
@@ -79,11 +80,12 @@ def train(
 def begin(config: Config, init: nnx.State | None = None) -> tuple:
     """The mesh, the model's graph, its first parameters and optimiser state on the mesh, and the compiled step."""
     mesh = make_mesh(config.mesh)
+    check_fit(config, mesh)
     graph, params = make_model(config)
-    params = jax.device_put(params if init is None else init, replicated(mesh))
+    params = jax.device_put(params if init is None else init, shardings(params, mesh))
     optimizer = make_optimizer(config.train)
-    optimizer_state = jax.device_put(optimizer.init(params), replicated(mesh))
-    return mesh, graph, params, optimizer_state, make_train_step(config, optimizer, graph)
+    optimizer_state = init_state(optimizer, params, mesh)
+    return mesh, graph, params, optimizer_state, make_train_step(config, optimizer, graph, mesh)
 
 
 def require_finite(params: nnx.State, step: int) -> None:
