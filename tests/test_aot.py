@@ -57,6 +57,12 @@ HloModule step
   ROOT %c = bf16[4,8,2]{2,1,0} convolution(%a, %b), window={size=4}, dim_labels=0bf_0io->0bf
 }
 
+%turns (arg: bf16[4,8,16]) -> pred[] {
+  %arg = bf16[4,8,16]{2,1,0} parameter(0)
+  %end = s32[]{:T(128)} constant(3)
+  ROOT %less = pred[] compare(%count, %end), direction=LT
+}
+
 %turn (arg: bf16[4,8,16]) -> bf16[4,8,2] {
   %arg = bf16[4,8,16]{2,1,0} parameter(0)
   %w = bf16[4,16,2]{2,1,0} constant(1)
@@ -66,8 +72,11 @@ HloModule step
 ENTRY %main (x: bf16[4,8,16], g: f32[100]) -> f32[100] {
   %x = bf16[4,8,16]{2,1,0} parameter(0)
   %g = f32[100]{0} parameter(1)
-  %kernel = bf16[8]{0} custom-call(%x), custom_call_target="tpu_custom_call", backend_config={"cost":{"flops":"1000"}}
-  %loop = bf16[4,8,2]{2,1,0} while(%x), body=%turn, backend_config={"known_trip_count":{"n":"3"}}
+  %q = bf16[2,3,256,64]{3,2,1,0} bitcast(%x)
+  %splash_mha_fwd.1 = bf16[2,3,256,64]{3,2,1,0} custom-call(%x, %x, %q), target="tpu_custom_call", settings={
+"xprof_metadata":"{\\"block_q\\": 128}"
+}}, metadata={op_name="attention"}
+  %loop = bf16[4,8,2]{2,1,0} while(%x), condition=%turns, body=%turn
   %part = f32[25]{0} reduce-scatter(%g), replica_groups={{0,1,2,3},{4,5,6,7}}, dimensions={0}
   %start = (f32[25]{0}, f32[100]{0}) all-gather-start(%part), replica_groups=[2,4]<=[8], dimensions={0}
   %all = f32[100]{0} all-gather-done(%start)
@@ -77,9 +86,10 @@ ENTRY %main (x: bf16[4,8,16], g: f32[100]) -> f32[100] {
 """
 
 
-def test_products_count_as_often_as_their_loop_turns():
+def test_products_count_as_often_as_their_loop_turns_and_kernels_by_their_tiles():
     program = hlo.read(LOOP)
-    assert hlo.products(program) == pytest.approx(3 * 2 * 4 * 8 * 16 * 2 + 1000)
+    kernel = 2 * 2 * 2 * 3 * 64 * (256**2 * 3 / 4)  # three of four tiles
+    assert hlo.products(program) == pytest.approx(3 * 2 * 4 * 8 * 16 * 2 + kernel)
     moved = 2 * (4 * 8 * 16 + 4 * 16 * 2 + 4 * 8 * 2)
     assert sum(hlo.memory_traffic(program)) >= 3 * moved and 3.0 * moved in hlo.memory_traffic(program)
 

@@ -23,9 +23,9 @@ _SENT = {  # bytes that each of n devices sends for every byte that it puts in, 
 
 @dataclasses.dataclass(frozen=True)
 class Array:
-    """Part of a result: its elements, its bytes, and whether it lies in main memory."""
+    """Part of a result: its shape, its bytes, and whether it lies in main memory."""
 
-    elements: int
+    shape: tuple[int, ...]
     nbytes: int
     main: bool
 
@@ -50,20 +50,30 @@ class Computation:
 
 
 def read(hlo: str) -> list[Computation]:
-    """The computations of a compiled program. A loop runs as often as the compiler knows, otherwise once."""
+    """The computations of a compiled program, and how often each runs."""
+    hlo = re.sub(r'\n(?=["}][^\n])', " ", hlo)  # kernels write their settings over several lines
     named = {}
     for text in re.split(r"\n(?=\S)", hlo):
         if head := re.match(r"(ENTRY )?%([\w.\-]+) ", text):
             named[head[2]] = Computation(list(_instructions(text)), runs=int(head[1] is not None))
     for caller in reversed(named.values()):  # what is called is written above its caller
         for one in caller.instructions:
-            turns = re.search(r'"known_trip_count":\{"n":"(\d+)"', one.line) if one.op == "while" else None
             for called in _CALLED.findall(one.line):
                 for name in _OPERAND.findall(called):
                     if name in named:
-                        named[name].runs += caller.runs * (int(turns[1]) if turns else 1)
+                        named[name].runs += caller.runs * _turns(one, named)
                         named[name].fused |= caller.fused or one.op not in ("while", "conditional", "call")
     return list(named.values())
+
+
+def _turns(one: Instruction, named: dict[str, Computation]) -> int:
+    """How often a loop runs: it counts from 0 to the one number in its condition. Any other loop counts once."""
+    condition = re.search(r"condition=%([\w.\-]+)", one.line)
+    if one.op != "while" or condition[1] not in named:
+        return 1
+    ends = [re.search(r"s32\[\]\S* constant\((\d+)\)", each.line) for each in named[condition[1]].instructions]
+    ends = [int(end[1]) for end in ends if end]
+    return ends[0] if len(ends) == 1 else 1
 
 
 def _instructions(text: str) -> Iterator[Instruction]:
@@ -76,8 +86,8 @@ def _instructions(text: str) -> Iterator[Instruction]:
 
 
 def _array(kind: str, dims: str, layout: str) -> Array:
-    elements = math.prod(int(d) for d in dims.split(",") if d)
-    return Array(elements, _WIDTH.get(kind, 4) * elements, "S(" not in layout)
+    shape = tuple(int(d) for d in dims.split(",") if d)
+    return Array(shape, _WIDTH.get(kind, 4) * math.prod(shape), "S(" not in layout)
 
 
 def memory_traffic(program: list[Computation]) -> Iterator[float]:
@@ -105,21 +115,24 @@ def _moved(one: Instruction) -> float:
 
 
 def products(program: list[Computation]) -> float:
-    """Operations of all matrix products, which compiled for a TPU are convolutions, and of the kernels that tell."""
+    """Operations of all matrix products, which compiled for a TPU are convolutions, and of the attention kernels."""
     return float(sum(part.runs * _operations(one) for part in program for one in part.instructions))
 
 
 def _operations(one: Instruction) -> float:
-    if one.op == "custom-call":
-        told = re.search(r'"flops":\s*"?(\d+)', one.line)
-        return float(told[1]) if told else 0.0
+    if one.op == "custom-call" and (kernel := re.search(r"splash_mha_(fwd|dkv)", one.line)):
+        batch, heads, length, size = next(x.shape for x in one.operands[2:] for x in x if len(x.shape) == 4)
+        tile = int(re.search(r'block_q\w*\\": (\d+)', one.line)[1])
+        seen = length * (length + tile) / 2  # tiles on and below the diagonal; 2 products of each, 5 backward
+        return {"fwd": 4.0, "dkv": 10.0}[kernel[1]] * batch * heads * size * seen
     if one.op not in ("convolution", "dot"):
         return 0.0
-    # Of [b, m, k] x [b, k, n] -> [b, m, n]: the sizes multiply to b^3 (m k n)^2. A batch is written as spatial.
-    left, right, out = (x[0].elements for x in (*one.operands[:2], one.results))
-    dims, labels = re.search(r"\[([\d,]*)\]", one.line)[1].split(","), re.search(r"dim_labels=\S+->(\w+)", one.line)
-    batch = math.prod(int(n) for n, label in zip(dims, labels[1], strict=True) if label.isdigit()) if labels else 1
-    return 2 * math.sqrt(left * right * out / batch)
+    # Of [b, m, k] x [b, k, n] -> [b, m, n]: the sizes multiply to b^3 (m k n)^2. What is b has a number for a label.
+    shapes = [x[0].shape for x in (*one.operands[:2], one.results)]
+    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", one.line).groups()
+    left, right, out = (dict(zip(x, shape, strict=True)) for x, shape in zip(labels, shapes, strict=True))
+    batch = math.prod(n for label, n in out.items() if label.isdigit() and left[label] == right[label] == n)
+    return 2 * math.sqrt(math.prod(map(math.prod, shapes)) / batch)
 
 
 def collectives(program: list[Computation], devices: int) -> dict[str, tuple[int, float]]:
