@@ -1,4 +1,4 @@
-"""LibriTTS with a model of VALL-E's size: 155 M parameters of backbone, 14 M of heads, on 16 TPU chips.
+"""LibriTTS with a model of VALL-E's size: 156 M parameters of backbone, 12 M of heads, on 16 TPU chips.
 
     ZONE=us-central1-a BUCKET=gs://mine CONFIG=configs/libritts.py bash launch/tpu_train.sh
 
