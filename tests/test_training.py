@@ -23,7 +23,8 @@ from vadusa_jax.text import Vocabulary
 from vadusa_jax.training.checkpoint import CheckpointError, Checkpoints, first_parameters, load_trained
 from vadusa_jax.training.loop import TrainingDiverged, train
 from vadusa_jax.training.losses import head_sums, joint_loss, loss_sums, metrics, shifted_targets
-from vadusa_jax.training.step import make_model
+from vadusa_jax.training.optimizer import make_optimizer, schedule
+from vadusa_jax.training.step import make_model, make_train_step
 from vadusa_jax.weights import WeightsError, load_weights, save_weights
 
 ROW = 48
@@ -143,6 +144,84 @@ def test_a_packed_row_equals_its_sequences_alone(lm, seed):
         np.testing.assert_allclose(g, g_alone, rtol=1e-3, atol=1e-5)
 
 
+# what is learned when
+
+
+def learn(config: Config, steps: int = 4, params: nnx.State | None = None) -> tuple[list[nnx.State], tuple]:
+    """The parameters before each step and after the last one, and the last optimiser state."""
+    graph, fresh = make_model(config)
+    params = fresh if params is None else params
+    optimizer = make_optimizer(config.train)
+    state, step, seen = optimizer.init(params), make_train_step(config, optimizer, graph), [jax.device_get(params)]
+    for seed in range(steps):
+        params, state, *_ = step(params, state, pack([[20, 28], [48], [30, 10]], seed))
+        seen.append(jax.device_get(params))
+    return seen, state
+
+
+def same(a: nnx.State, b: nnx.State) -> list[bool]:
+    return [np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)]
+
+
+def mode(**train) -> Config:
+    return dataclasses.replace(TINY, train=dataclasses.replace(TINY.train, **train))
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_frozen_training_leaves_the_backbone_alone(optimizer):
+    (before, *_, after), state = learn(mode(mode="frozen", optimizer=optimizer, ema=0.9))
+    assert all(same(before["backbone"], after["backbone"])) and not any(same(before["heads"], after["heads"]))
+    assert not any("backbone" in jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(state))
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_finetuning_teaches_the_heads_first_and_then_both(optimizer):
+    seen, _ = learn(mode(mode="finetune", heads_warmup_steps=2, heads_rate=4.0, steps=8, optimizer=optimizer), 5)
+    backbone, heads = ([state[name] for state in seen] for name in ("backbone", "heads"))
+    assert all(same(backbone[0], backbone[2])) and not any(same(heads[1], heads[2]))
+    assert not any(same(backbone[3], backbone[5])) and not any(same(heads[3], heads[5]))
+
+
+@pytest.mark.parametrize(("field", "value"), [("mode", "alone"), ("schedule", "linear"), ("optimizer", "sgd")])
+def test_an_unknown_choice_is_named(field, value):
+    with pytest.raises(ValueError, match=f"train.{field} must be .*got '{value}'"):
+        make_optimizer(mode(**{field: value}))
+
+
+def test_schedules_warm_up_and_fall():
+    train = TrainConfig(steps=100, warmup_steps=10, decay_share=0.3)
+    cosine, wsd = (schedule(dataclasses.replace(train, schedule=name), 2.0) for name in ("cosine", "wsd"))
+    for rate in (cosine, wsd):
+        assert rate(0) == 0 and rate(5) == pytest.approx(1.0) and rate(10) == pytest.approx(2.0)
+        assert rate(100) == pytest.approx(0.02)
+    assert cosine(50) < 2.0 and wsd(69) == 2.0 and wsd(85) == pytest.approx(1.01)
+    late = schedule(train, 2.0, start=20)
+    assert late(19) == 0 and late(20) == 0 and late(30) == pytest.approx(2.0) and late(100) == pytest.approx(0.02)
+
+
+def test_the_average_follows_the_parameters():
+    seen, state = learn(mode(ema=0.15))
+    average = jax.tree.leaves(seen[0])
+    for n, params in enumerate(seen[1:]):
+        keep = min(0.15, (1 + n) / (10 + n))
+        average = [keep * a + (1 - keep) * p for a, p in zip(average, jax.tree.leaves(params), strict=True)]
+    for a, b in zip(jax.tree.leaves(state[-1].average), average, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+
+
+def test_a_backbone_without_heads_trains():
+    config = dataclasses.replace(TINY, heads=dataclasses.replace(TINY.heads, count=0))
+    (before, *_, after), _ = learn(config, 2)
+    assert list(before) == ["backbone"] and not any(same(before, after))
+
+
+def test_the_z_loss_pulls_the_normaliser_of_every_head_to_zero():
+    logits_BTV = 3.0 + jnp.zeros((1, 2, 5))
+    mask_BT = jnp.array([[True, False]])
+    plain, more = (head_sums(logits_BTV, jnp.zeros((1, 2), int), mask_BT, (), z)[1] for z in (0.0, 0.1))
+    assert float(more - plain) == pytest.approx(0.1 * (3 + np.log(5)) ** 2)
+
+
 # runs
 
 
@@ -225,6 +304,33 @@ def test_a_run_starts_from_the_parameters_it_is_given(data, whole, tmp_path):
     params = run(data, tmp_path, init=given, steps=1, learning_rate=0.0, adam_learning_rate=0.0)
     for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(whole[1]), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("heads", [{"count": 3}, {"kind": "hydra"}, {"layers": 2}])
+def test_new_heads_on_a_trained_backbone_start_from_its_lm_head(whole, heads):
+    config = dataclasses.replace(TINY, heads=dataclasses.replace(TINY.heads, **heads))
+    params = first_parameters(whole[0], config)
+    assert all(same(params["backbone"], whole[1]["backbone"]))
+    for output_DV in params["heads"]["output"][...]:
+        np.testing.assert_array_equal(output_DV, whole[1]["backbone"]["lm_head"]["kernel"][...])
+    assert not np.any(params["heads"]["residual"][...])
+
+
+def test_heads_are_added_to_a_backbone_that_has_none(data, tmp_path):
+    bare = dataclasses.replace(TINY, heads=dataclasses.replace(TINY.heads, count=0))
+    config = dataclasses.replace(bare, data=data, train=dataclasses.replace(TINY.train, steps=1, ema=0.5))
+    params = train(config, tmp_path, train_batches(data, config.model), lambda: dev_batches(data, config.model))
+    assert params["backbone"]["norm"]["scale"][...].shape == (16,)
+    assert first_parameters(tmp_path, TINY)["heads"]["output"][...].shape[0] == TINY.heads.count
+
+
+def test_the_average_is_what_a_run_leaves(data, tmp_path):
+    params = run(data, tmp_path, ema=0.99)
+    _, lm = load_trained(tmp_path)
+    kept = nnx.state(lm, nnx.Param)
+    assert not any(same(kept, params))
+    checkpoints = Checkpoints(tmp_path)
+    assert all(same(checkpoints.load(params)[1], params))
 
 
 def test_parameters_of_another_config_are_no_start(whole):

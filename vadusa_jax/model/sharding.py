@@ -21,11 +21,10 @@ from vadusa_jax.config import Config, MeshConfig
 
 AXES = ("data", "fsdp", "tensor")
 ROWS = ("data", "fsdp")
-ALL = ("fsdp", "tensor")
 
 # By the end of the parameter's path. A spec speaks of the last dimensions; stacked ones before them stay whole.
 PARAMETERS = {
-    "backbone/embedding": P(None, ALL),
+    "backbone/embedding": P(None, ("fsdp", "tensor")),
     "q/kernel": P("fsdp", "tensor"),
     "k/kernel": P("fsdp", "tensor"),
     "v/kernel": P("fsdp", "tensor"),
@@ -34,11 +33,11 @@ PARAMETERS = {
     "up/kernel": P("fsdp", "tensor"),
     "down/kernel": P("tensor", "fsdp"),
     "norm/scale": P(None),
-    "lm_head/kernel": P(ALL, None),
+    "lm_head/kernel": P("fsdp", None),
     "heads/residual": P("fsdp", "tensor"),
     "heads/context": P("fsdp", "tensor"),
     "heads/bias": P(None),
-    "heads/output": P(ALL, None),
+    "heads/output": P("fsdp", None),
 }
 ACTIVATIONS = {
     "hidden_BTD": P(ROWS, None, None),

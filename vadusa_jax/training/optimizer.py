@@ -144,13 +144,6 @@ def average(decay: float) -> optax.GradientTransformation:
     return optax.GradientTransformation(init, update)
 
 
-def averaged(params: nnx.State, optimizer_state: optax.OptState) -> nnx.State:
-    """`params` with those that have an average (`train.ema`) replaced by it."""
-    found = jax.tree.leaves(optimizer_state, is_leaf=lambda x: isinstance(x, Averaged))
-    averages = [x.average for x in found if isinstance(x, Averaged)]
-    return nnx.merge_state(params, *averages)
-
-
 def init_state(optimizer: optax.GradientTransformation, params: nnx.State, mesh: Mesh) -> optax.OptState:
     """The first optimiser state, made where it is to live: what mirrors a parameter beside that parameter."""
     return jax.jit(optimizer.init, out_shardings=shardings(jax.eval_shape(optimizer.init, params), mesh))(params)
