@@ -8,7 +8,7 @@ from toys import HEADS, MODEL, random_tree
 from configs import libritts
 from vadusa_jax.config import Config, DataConfig, from_config_dict
 from vadusa_jax.decode.tree import ROOT
-from vadusa_jax.evaluation import chips, hlo, pods, tpu
+from vadusa_jax.evaluation import hlo, pods, topology, tpu
 from vadusa_jax.training.compiled import compile_train
 from vadusa_jax.training.step import make_model
 
@@ -104,13 +104,13 @@ def test_collectives_are_counted_by_kind_with_what_a_device_sends():
 
 
 def test_an_axis_that_is_no_ring_has_half_the_links():
-    assert chips.interconnect("v5e:4x4") == 2 * 45e9 and chips.interconnect("v5e:16x16") == 4 * 45e9
-    assert chips.interconnect("v5p:2x2x1") == 2 * 90e9 and chips.chip_count("v5p:2x2x1") == 4
+    assert topology.interconnect("v5e:4x4") == 2 * 45e9 and topology.interconnect("v5e:16x16") == 4 * 45e9
+    assert topology.interconnect("v5p:2x2x1") == 2 * 90e9 and topology.chip_count("v5p:2x2x1") == 4
 
 
 def test_what_is_not_known_is_named():
-    with pytest.raises(chips.NoTopology, match=r"unknown chip 'v9' in 'v9:2x2'; known are v4, v5e, v5p, v6e"):
-        chips.find_topology("v9:2x2")
+    with pytest.raises(topology.NoTopology, match=r"unknown chip 'v9' in 'v9:2x2'; known are v4, v5e, v5p, v6e"):
+        topology.find_topology("v9:2x2")
 
 
 @pytest.mark.slow
@@ -118,7 +118,7 @@ def test_what_is_not_known_is_named():
 def test_a_step_compiled_for_a_tpu_keeps_the_cache_in_place_and_asks_no_host(tree):
     pytest.importorskip("libtpu", reason="the compiler for TPUs comes with the extra [aot]")
     step = tpu.Step(MODEL, HEADS, tree, 2, 256, jnp.bfloat16)
-    compiled, _ = tpu.compile_step(chips.find_topology("v5e:2x2"), step)
+    compiled, _ = tpu.compile_step(topology.find_topology("v5e:2x2"), step)
     text = compiled.as_text()
     assert not any(word in text for word in ("infeed", "outfeed", "host_transfer=true", "send(", "recv("))
     cache = 2 * MODEL.layers * 2 * 256 * MODEL.width * 2
@@ -128,8 +128,8 @@ def test_a_step_compiled_for_a_tpu_keeps_the_cache_in_place_and_asks_no_host(tre
     assert row["minimum_bytes"] > cache
 
 
-def train_row(topology, config):
-    return pods.train_row(topology, config, compile_train(config, chips.find_topology(topology).devices))
+def train_row(name, config):
+    return pods.train_row(name, config, compile_train(config, topology.find_topology(name).devices))
 
 
 @pytest.mark.parametrize("most", [0, 1, 2, 7, 8, 100])
@@ -146,13 +146,13 @@ def test_the_largest_batch_is_found_whether_memory_is_linear_or_not(most):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("topology", ["v4:2x2x1", "v5e:4x4", "v5p:2x2x2", "v6e:4x4"])  # v4:2x2x1 is sold as v4-8
-def test_a_training_step_compiles_for_a_pod_and_is_accounted_for(topology):
+@pytest.mark.parametrize("name", ["v4:2x2x1", "v5e:4x4", "v5p:2x2x2", "v6e:4x4"])  # v4:2x2x1 is sold as v4-8
+def test_a_training_step_compiles_for_a_pod_and_is_accounted_for(name):
     pytest.importorskip("libtpu", reason="the compiler for TPUs comes with the extra [aot]")
-    config = pods.with_rows(Config(model=MODEL, heads=HEADS, data=DataConfig(row_length=256)), topology, 2)
-    row = train_row(topology, config)
+    config = pods.with_rows(Config(model=MODEL, heads=HEADS, data=DataConfig(row_length=256)), name, 2)
+    row = train_row(name, config)
     parameters = 4 * sum(x.size for x in jax.tree.leaves(make_model(config)[1]))
-    assert 2 * parameters < row["state_bytes"] < row["memory_bytes"] < chips.find_chip(topology).memory
+    assert 2 * parameters < row["state_bytes"] < row["memory_bytes"] < topology.find_chip(name).memory
     assert row["flops"] > 0.5 * pods.model_flops(config) * row["tokens"] and 0 < row["mfu_bound"] < 1
     n = row["chips"]
     sent = row["collectives"]["all-reduce"]["bytes"]

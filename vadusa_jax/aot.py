@@ -20,8 +20,8 @@ from tqdm import tqdm
 from vadusa_jax.config import SHAPES, Config, HeadsConfig, from_config_dict
 from vadusa_jax.decode.fit import wide_tree
 from vadusa_jax.evaluation import pods, tpu
-from vadusa_jax.evaluation.chips import NoTopology, find_chip, find_topology
 from vadusa_jax.evaluation.report import Columns, markdown_table, write_json
+from vadusa_jax.evaluation.topology import NoTopology, find_chip, find_topology
 from vadusa_jax.training.compiled import DoesNotFit, compile_train
 
 DECODE_LEGEND = """\
@@ -37,8 +37,8 @@ Figures are those of one chip. Memory: parameters, optimiser state, batch, inter
 products of the compiled step, recomputation included. Main memory and links: what the compiled step moves; each turn \
 of a loop counts. Collectives are sent in rings; an axis of the pod that is no ring has half the links. Roofline: the \
 longest of compute, memory and links, as if they overlapped perfectly. Links, not hidden: their time over the longer \
-of the other two, as if they did not overlap at all. MFU at most: 6 operations a weight and token and causal \
-attention, over the chip's peak for the roofline time. Nothing ran on a TPU."""
+of the other two, as if they did not overlap at all. MFU at most: 6 operations a weight and position and whole \
+attention (PaLM), over the chip's peak for the roofline time. Nothing ran on a TPU."""
 
 TOPOLOGY = flags.DEFINE_list("topology", ["v5e:2x2"], "Chips: v4, v5e, v5p or v6e, and how they are laid out.")
 CONFIG = config_flags.DEFINE_config_file("config", None, "What is compiled; for `decode`, instead of --shape.")

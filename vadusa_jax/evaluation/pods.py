@@ -12,8 +12,8 @@ from flax import nnx
 
 from vadusa_jax.config import Config
 from vadusa_jax.evaluation import hlo
-from vadusa_jax.evaluation.chips import chip_count, find_chip, interconnect
 from vadusa_jax.evaluation.report import Columns
+from vadusa_jax.evaluation.topology import chip_count, find_chip, interconnect
 from vadusa_jax.model.heads import SpeechLM
 
 
@@ -24,13 +24,13 @@ def with_rows(config: Config, topology: str, rows_per_chip: int) -> Config:
 
 
 def model_flops(config: Config) -> float:
-    """Operations per position that training cannot do without: 6 for every weight of a matrix, and the attention.
+    """Operations per position that count for MFU (PaLM, arXiv 2204.02311, appendix B).
 
-    Attention counts half, as it is causal. Recomputation, padding and the optimiser do not count (arXiv 2204.02311).
+    6 for every weight of a matrix product and 12 L D T for attention: nothing made twice, and whole [T, T] attention.
     """
     lm = nnx.eval_shape(lambda: SpeechLM(config.model, config.heads, rngs=nnx.Rngs(0)))
     weights = sum(x.size for x in jax.tree.leaves(nnx.state(lm, nnx.Param))) - lm.backbone.embedding.size
-    return 6.0 * weights + 6.0 * config.model.layers * config.model.width * config.data.row_length
+    return 6.0 * weights + 12.0 * config.model.layers * config.model.width * config.data.row_length
 
 
 def memory_bytes(compiled: jax.stages.Compiled) -> int:

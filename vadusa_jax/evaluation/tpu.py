@@ -19,9 +19,9 @@ from vadusa_jax.decode.draft import head_drafter
 from vadusa_jax.decode.prompts import make_prompts, make_settings
 from vadusa_jax.decode.tree import Tree
 from vadusa_jax.evaluation import hlo
-from vadusa_jax.evaluation.chips import find_chip, find_topology
 from vadusa_jax.evaluation.report import Columns
 from vadusa_jax.evaluation.roofline import cache_bytes, weight_bytes
+from vadusa_jax.evaluation.topology import find_chip, find_topology
 from vadusa_jax.model.heads import SpeechLM
 
 PROMPT = 64  # positions of the prompt that the state comes from; its length does not matter

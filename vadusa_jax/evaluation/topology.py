@@ -1,34 +1,11 @@
-"""TPU chips by what they can do, and the compiler's view of pods made of them: no TPU is needed."""
+"""TPU pods as the compiler sees them, by names such as `v5e:4x4`: no TPU is needed."""
 
-import dataclasses
 import math
 import os
 
 from jax.experimental import topologies
 
-
-@dataclasses.dataclass(frozen=True)
-class Chip:
-    """One chip: bytes and bytes a second of its memory, bfloat16 operations a second, links to its neighbours.
-
-    Memory and operations: the tables at cloud.google.com/tpu/docs/v4, v5e, v5p and v6e. Links: bytes a second of one
-    link in one direction, from *How to Scale Your Model* (jax-ml.github.io/scaling-book/tpus); an axis of the pod is
-    a ring only from `ring` chips on, below that the link back is missing.
-    """
-
-    memory: int
-    bandwidth: float
-    peak: float
-    link: float
-    ring: int
-
-
-CHIPS = {
-    "v4": Chip(32 * 2**30, 1.228e12, 275e12, 45e9, 4),
-    "v5e": Chip(16 * 2**30, 0.819e12, 197e12, 45e9, 16),
-    "v5p": Chip(95 * 2**30, 2.765e12, 459e12, 90e9, 4),
-    "v6e": Chip(32 * 2**30, 1.640e12, 918e12, 90e9, 16),
-}
+from vadusa_jax.model.chips import CHIPS, Chip
 
 
 class NoTopology(RuntimeError):
