@@ -7,7 +7,7 @@ transitions.safetensors (for Viterbi) and draft/ (a small language model).
 import dataclasses
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np

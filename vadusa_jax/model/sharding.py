@@ -9,6 +9,7 @@ stored split along the width instead; logits are computed split over V, where XL
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -46,9 +47,9 @@ ACTIVATIONS = {
 }
 
 
-def make_mesh(config: MeshConfig) -> Mesh:
-    """A mesh over all devices of all processes."""
-    devices, rest = jax.devices(), config.fsdp * config.tensor
+def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """A mesh over `devices`, by default all of all processes."""
+    devices, rest = jax.devices() if devices is None else devices, config.fsdp * config.tensor
     data = max(len(devices) // rest, 1) if config.data == -1 else config.data
     if data * rest != len(devices):
         raise ValueError(
