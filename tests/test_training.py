@@ -182,7 +182,7 @@ def test_finetuning_teaches_the_heads_first_and_then_both(optimizer):
 @pytest.mark.parametrize(("field", "value"), [("mode", "alone"), ("schedule", "linear"), ("optimizer", "sgd")])
 def test_an_unknown_choice_is_named(field, value):
     with pytest.raises(ValueError, match=f"train.{field} must be .*got '{value}'"):
-        make_optimizer(mode(**{field: value}))
+        make_optimizer(mode(**{field: value}).train)
 
 
 def test_schedules_warm_up_and_fall():

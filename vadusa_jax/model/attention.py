@@ -18,8 +18,9 @@ from vadusa_jax.model.cache import KV
 from vadusa_jax.model.sharding import ACTIVATIONS, ROWS, P
 
 CHUNK = 256  # queries whose weights exist at one time, where the device has no kernel of its own
+FEW = 4  # chunks of a row that are computed one by one, without a loop
 SPLASH_BLOCKS = (1024, 512, 256, 128)  # queries and keys of one tile; the first that divides the row
-FAR = 2.0**8  # how far the logits of another segment lie below those of the own one; exp(-FAR) is 0 in float32
+FAR = 128.0  # how far the logits of another segment lie below those of the own one; exp(-FAR) is 0 in float32
 
 
 def attend(q_GTH: jax.Array, own: KV, mask_BTT: jax.Array, cached: KV | None, seen_BTS: jax.Array | None) -> jax.Array:
@@ -68,24 +69,30 @@ def packed_attention(q_BTNH: jax.Array, k_BTNH: jax.Array, v_BTNH: jax.Array, se
 def chunked_attention(
     q_BTNH: jax.Array, k_BTNH: jax.Array, v_BTNH: jax.Array, segments_BT: jax.Array, chunk: int = CHUNK
 ) -> jax.Array:
-    """Chunk by chunk of queries, each over the keys up to its own end: half the work of the full square.
+    """Chunk by chunk of queries; the weights of a chunk are made again backward.
 
-    The weights of a chunk are made again backward.
+    In a row of a few chunks each looks at the keys up to its own end alone: half the work of the full square. In a
+    longer one a loop goes over them, which keeps XLA from having all their weights at the same time, and all look at
+    all keys.
     """
     batch, length, heads, _ = q_BTNH.shape
 
-    def rows(q_BTNH: jax.Array, k_BSNH: jax.Array, v_BSNH: jax.Array, mask_BTS: jax.Array) -> jax.Array:
-        q, k, v = (x.swapaxes(1, 2).reshape(batch * heads, x.shape[1], -1) for x in (q_BTNH, k_BSNH, v_BSNH))
+    def rows(start: jax.Array | int, q_BTNH: jax.Array, q_segments_BT: jax.Array, seen: int) -> jax.Array:
+        causal_TS = np.arange(seen) <= start + np.arange(q_BTNH.shape[1])[:, None]
+        mask_BTS = (q_segments_BT[:, :, None] == segments_BT[:, None, :seen]) & causal_TS
+        each = (q_BTNH, k_BTNH[:, :seen], v_BTNH[:, :seen])
+        q, k, v = (x.swapaxes(1, 2).reshape(batch * heads, x.shape[1], -1) for x in each)
         return attend(q, (k, v), mask_BTS, None, None).reshape(batch, heads, q.shape[1], -1).swapaxes(1, 2)
 
-    out = []
-    for start in range(0, length, chunk):
-        end = min(start + chunk, length)
-        here, seen = slice(start, end), slice(end)
-        causal_TS = np.arange(end) <= np.arange(start, end)[:, None]
-        mask_BTS = (segments_BT[:, here, None] == segments_BT[:, None, seen]) & causal_TS
-        out.append(jax.checkpoint(rows)(q_BTNH[:, here], k_BTNH[:, seen], v_BTNH[:, seen], mask_BTS))
-    return jnp.concatenate(out, axis=1)
+    rows = jax.checkpoint(rows, static_argnums=3)
+    starts = np.arange(0, length, chunk)
+    if len(starts) <= FEW or length % chunk:
+        ends = np.minimum(starts + chunk, length).tolist()
+        parts = [rows(s, q_BTNH[:, s:e], segments_BT[:, s:e], e) for s, e in zip(starts.tolist(), ends, strict=True)]
+        return jnp.concatenate(parts, axis=1)
+    cut = [jnp.moveaxis(x.reshape(batch, -1, chunk, *x.shape[2:]), 1, 0) for x in (q_BTNH, segments_BT)]
+    out_CBTNH = lax.map(lambda part: rows(*part, length), (starts, *cut))
+    return jnp.moveaxis(out_CBTNH, 0, 1).reshape(q_BTNH.shape)
 
 
 def splash_attention(
@@ -124,14 +131,16 @@ def coded_attention(
 
     Each head grows by the bits of the segment's number as +1 and -1, in queries and keys. Their product is the number
     of bits for the own segment, the same for all its keys, so that the softmax does not see it; every bit that differs
-    takes 2, scaled here to FAR. (A mask or bias would be a whole [T, T].)
+    takes 2, scaled here to FAR. (A mask or bias would be a whole [T, T].) It costs absolute precision of the logits,
+    about 1e-4: nothing beside that of 16 bit inputs.
     """
     length, size = q_BTNH.shape[1], q_BTNH.shape[-1]
-    bits = -(-length.bit_length() // 8) * 8  # a row has at most T segments; kernels want heads in multiples of 8
+    bits = length.bit_length()  # a row has at most T segments
     code_BT1C = jnp.where((segments_BT[:, :, None, None] >> np.arange(bits)) & 1, 1.0, -1.0).astype(q_BTNH.dtype)
     code_BTNC = jnp.broadcast_to(code_BT1C, (*q_BTNH.shape[:3], bits))
+    code_BTNC = jnp.pad(code_BTNC, ((0, 0), (0, 0), (0, 0), (0, -bits % 8)))  # kernels want heads in multiples of 8
     louder = 2.0 ** np.ceil(np.log2(FAR / 2 * size**0.5))  # a power of two: exact in every type
     q, k = (jnp.concatenate([x, c], axis=-1) for x, c in ((q_BTNH, louder * code_BTNC), (k_BTNH, code_BTNC)))
-    v = jnp.pad(v_BTNH, ((0, 0), (0, 0), (0, 0), (0, bits)))  # kernels want one size of head
+    v = jnp.pad(v_BTNH, ((0, 0), (0, 0), (0, 0), (0, code_BTNC.shape[-1])))  # kernels want one size of head
     out = jax.nn.dot_product_attention(q, k, v, scale=size**-0.5, is_causal=True, implementation=implementation)
     return out[..., :size]

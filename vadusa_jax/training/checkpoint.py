@@ -75,7 +75,8 @@ class Checkpoints:
     def load_average(self, params: Any) -> Any:
         """`params` with those replaced that the newest step holds an average of (`train.ema`)."""
         there = self._orbax.checkpointables_metadata(self.latest_step).metadata["optimizer"]
-        wanted = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in there.items()}
+        here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        wanted = {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here) for name, x in there.items()}
         held = self._orbax.load_checkpointables(self.latest_step, {"optimizer": wanted})["optimizer"]
         averages = {name.split("average/")[1]: x for name, x in held.items() if "average/" in name}
         return _like(params, _arrays(params) | averages)

@@ -55,6 +55,7 @@ def make_optimizer(train: TrainConfig) -> optax.GradientTransformation:
     Muon for the matrices and Adam for the rest (far ahead of AdamW on small budgets), or AdamW for all, after clipping
     by the global norm. `init` and `update` take the model's parameters and look only at those that are learned.
     """
+    which = learned(train)
     if train.mode == "finetune":
         start = train.heads_warmup_steps
         update = optax.partition(
@@ -67,7 +68,7 @@ def make_optimizer(train: TrainConfig) -> optax.GradientTransformation:
     whole = optax.chain(*parts, *([average(train.ema)] if train.ema else []))
 
     def some(params: nnx.State) -> nnx.State:
-        return nnx.filter_state(params, learned(train))
+        return nnx.filter_state(params, which)
 
     def update(gradient: nnx.State, state: optax.OptState, params: nnx.State) -> tuple[nnx.State, optax.OptState]:
         return whole.update(gradient, state, some(params))
