@@ -289,7 +289,10 @@ def test_every_evaluation_can_be_heard_and_a_few_steps_seen(tmp_path):
         data=tiny_tokens(tmp_path / "tokens", speech_vocab=20),
         model=dataclasses.replace(TINY.model, speech_vocab=20, max_length=512),
     )
-    batches, listen = train_batches(config.data, config.model), speaker(config, tmp_path / "samples", new_codec(CODEC))
+    batches, listen = (
+        train_batches(config.data, config.model),
+        speaker(config, tmp_path / "samples", new_codec(CODEC, seed=0)),
+    )
     dev = functools.partial(dev_batches, config.data, config.model)
     train(config, tmp_path / "run", batches, dev, progress=False, listen=listen, profile=1)
     names = [f"000000{step}-{i}.wav" for step in (3, 6) for i in range(4)]
