@@ -377,11 +377,9 @@ def test_every_evaluation_can_be_heard_and_a_few_steps_seen(tmp_path):
         data=tiny_tokens(tmp_path / "tokens", speech_vocab=20),
         model=dataclasses.replace(TINY.model, speech_vocab=20, max_length=512),
     )
-    vocabulary, texts = (
-        Vocabulary.load(tmp_path / "tokens" / VOCABULARY),
-        read_texts(config.data.dir, config.model, "dev"),
-    )
-    listen = sample_writer(config, texts[:4], vocabulary, new_codec(CODEC, 0), tmp_path / "samples")
+    vocabulary = Vocabulary.load(tmp_path / "tokens" / VOCABULARY)
+    texts = read_texts(config.data.dir, config.model, "dev")[:4]
+    listen = sample_writer(config, texts, vocabulary, new_codec(CODEC, seed=0), tmp_path / "samples")
     batches = train_batches(config.data, config.model)
     dev = functools.partial(dev_batches, config.data, config.model)
     train(config, tmp_path / "run", batches, dev, progress=False, listen=listen, profile=1)
