@@ -4,8 +4,8 @@
         bash launch/tpu_train.sh
 
 A step is 1,048,576 positions, about 11,000 steps an epoch; a chip has the same work and the same 7.2 GB as with
-configs/libritts.py. Projected, not measured: at an assumed MFU of 50% a step takes 0.19 s, and the 40,000 steps
-2.1 hours on a v5e-64. The learning rate stays level until the last fifth, so that a longer run can go on from there.
+configs/libritts.py. Projected, not measured: at an assumed MFU of 50% a step takes 0.22 s, and the 40,000 steps
+2.4 hours on a v5e-64. The learning rate stays level until the last fifth, so that a longer run can go on from there.
 """
 
 from ml_collections import ConfigDict
