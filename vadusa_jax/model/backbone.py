@@ -16,26 +16,8 @@ from jax import lax
 from vadusa_jax.config import ModelConfig
 from vadusa_jax.model.attention import attend, packed_attention
 from vadusa_jax.model.cache import KV, Cache
+from vadusa_jax.model.products import lookup, product
 from vadusa_jax.model.sharding import constrain
-
-
-@jax.custom_vjp
-def lookup(table_VD: jax.Array, tokens_BT: jax.Array) -> jax.Array:
-    """Rows of the embedding table. Its gradient is a matrix product: XLA runs the scatter row by row on CPUs."""
-    return jnp.take(table_VD, tokens_BT, axis=0)
-
-
-def _lookup_forward(table_VD: jax.Array, tokens_BT: jax.Array):
-    return lookup(table_VD, tokens_BT), (table_VD, tokens_BT)
-
-
-def _lookup_backward(saved, gradient_BTD: jax.Array):
-    table_VD, tokens_BT = saved
-    one_hot_BTV = jax.nn.one_hot(tokens_BT, table_VD.shape[0], dtype=gradient_BTD.dtype)
-    return jnp.einsum("BTV,BTD->VD", one_hot_BTV, gradient_BTD).astype(table_VD.dtype), None
-
-
-lookup.defvjp(_lookup_forward, _lookup_backward)
 
 
 def rotation(positions_BT: jax.Array, half: int, theta: float, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
@@ -53,6 +35,17 @@ def rotate(x_BTNH: jax.Array, by: tuple[jax.Array, jax.Array]) -> jax.Array:
     return jnp.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)
 
 
+class Linear(nnx.Module):
+    """A matrix product without a bias, computed in `dtype`."""
+
+    def __init__(self, inputs: int, outputs: int, std: float, dtype: jnp.dtype, rngs: nnx.Rngs):
+        self.dtype = dtype
+        self.kernel = nnx.Param(nnx.initializers.normal(std)(rngs.params(), (inputs, outputs)))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return product(x.astype(self.dtype), self.kernel[...])
+
+
 class Block(nnx.Module):
     """One layer: attention and feed-forward, each behind a norm and added back."""
 
@@ -61,9 +54,8 @@ class Block(nnx.Module):
         self.attention_heads = config.attention_heads
         residual_std = 0.02 / (2 * config.layers) ** 0.5  # the residual stream starts no louder with more layers
 
-        def linear(inputs: int, outputs: int, std: float = 0.02) -> nnx.Linear:
-            init = nnx.initializers.normal(std)
-            return nnx.Linear(inputs, outputs, use_bias=False, kernel_init=init, dtype=dtype, rngs=rngs)
+        def linear(inputs: int, outputs: int, std: float = 0.02) -> Linear:
+            return Linear(inputs, outputs, std, dtype, rngs)
 
         self.attention_norm = nnx.RMSNorm(width, dtype=dtype, rngs=rngs)
         self.q, self.k, self.v = linear(width, width), linear(width, width), linear(width, width)
@@ -134,9 +126,7 @@ class Backbone(nnx.Module):
         self.embedding = nnx.Param(init(rngs.params(), (config.vocab, config.width)))
         self.blocks = nnx.List([Block(config, dtype, rngs) for _ in range(config.layers)])
         self.norm = nnx.RMSNorm(config.width, dtype=dtype, rngs=rngs)
-        self.lm_head = nnx.Linear(
-            config.width, config.output_vocab, use_bias=False, kernel_init=init, dtype=dtype, rngs=rngs
-        )
+        self.lm_head = Linear(config.width, config.output_vocab, 0.02, dtype, rngs)
 
     def __call__(
         self,
@@ -176,7 +166,7 @@ class Backbone(nnx.Module):
 
     def embed(self, tokens_BT: jax.Array) -> jax.Array:
         """Embeddings `[B, T, D]` of tokens."""
-        return lookup(self.embedding[...].astype(self.dtype), tokens_BT)
+        return lookup(self.embedding[...], tokens_BT).astype(self.dtype)
 
     def logits(self, h: jax.Array) -> jax.Array:
         """LM head: `[..., D]` to `[..., V]`, in float32 or wider."""
