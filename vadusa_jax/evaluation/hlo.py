@@ -121,10 +121,10 @@ def products(program: list[Computation]) -> float:
 
 def _operations(one: Instruction) -> float:
     if one.op == "custom-call" and (kernel := re.search(r"splash_mha_(fwd|dkv)", one.line)):
-        batch, heads, length, size = next(x.shape for x in one.operands[2:] for x in x if len(x.shape) == 4)
+        *batch, heads, length, size = one.operands[2][0].shape  # the queries; without an axis for rows on some chips
         tile = int(re.search(r'block_q\w*\\": (\d+)', one.line)[1])
         seen = length * (length + tile) / 2  # tiles on and below the diagonal; 2 products of each, 5 backward
-        return {"fwd": 4.0, "dkv": 10.0}[kernel[1]] * batch * heads * size * seen
+        return {"fwd": 4.0, "dkv": 10.0}[kernel[1]] * math.prod(batch) * heads * size * seen
     if one.op not in ("convolution", "dot"):
         return 0.0
     # Of [b, m, k] x [b, k, n] -> [b, m, n]: the sizes multiply to b^3 (m k n)^2. What is b has a number for a label.
