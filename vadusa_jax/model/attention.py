@@ -11,8 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
-from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
 
 from vadusa_jax.model.cache import KV
 from vadusa_jax.model.sharding import ACTIVATIONS, ROWS, P
@@ -102,6 +100,10 @@ def splash_attention(
 
     XLA cannot split a kernel over devices: under a mesh each device runs it on its own rows and heads.
     """
+    # Here, since only training on TPUs needs it and Pallas is slow to import.
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
+
     mesh = jax.sharding.get_abstract_mesh()
     length, heads = q_BTNH.shape[1:3]
     if not mesh.empty:
