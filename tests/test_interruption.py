@@ -15,6 +15,7 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
+from jax.experimental.compilation_cache import compilation_cache
 from toys import TINY, tiny_tokens
 
 from vadusa_jax.config import Config, DataConfig
@@ -46,6 +47,7 @@ def cache(tmp_path_factory):
 def use_cache(folder: str | None) -> None:
     jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0 if folder else 1)
+    compilation_cache.reset_cache()  # it is opened once, and would serve the tests of other files too
 
 
 def config_of(data: DataConfig, **changes) -> Config:
