@@ -9,10 +9,11 @@ stored split along the width instead; logits are computed split over V, where XL
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -116,7 +117,30 @@ def array_name(path: tuple) -> str:
 def constrain(x: jax.Array, name: str) -> jax.Array:
     """Asks for the placement of ACTIVATIONS where a mesh is in use (`jax.sharding.use_abstract_mesh`), else nothing."""
     mesh = jax.sharding.get_abstract_mesh()
-    return x if mesh.empty else jax.lax.with_sharding_constraint(x, ACTIVATIONS[name])
+    if mesh.empty:
+        return x
+    spec = P(*(None if axes == ROWS and set(ROWS) <= set(mesh.manual_axes) else axes for axes in ACTIVATIONS[name]))
+    return jax.lax.with_sharding_constraint(x, spec)
+
+
+def sum_over_rows(f: Callable[..., jax.Array], params: Any, *batch: Any) -> jax.Array:
+    """`f(params, *batch)`, a sum over batch rows, where every device sums its own rows first.
+
+    Without this a loop in `f` would add up the gradient of `params` over all devices in each of its turns; so they
+    speak once, behind the loop. `params` come together on each device, but for the split over `tensor`.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return f(params, *batch)
+    # Without check_vma: it would put the sum of the gradients where the parameters are used, which is in the loop.
+    own: Callable = jax.shard_map(
+        lambda params, *batch: f(params, *batch)[None],
+        in_specs=(P(), *[P(ROWS)] * len(batch)),
+        out_specs=P(ROWS),
+        axis_names=set(ROWS),
+        check_vma=False,
+    )
+    return jnp.sum(own(params, *batch), axis=0)
 
 
 def _devices(mesh: Mesh, axes: str | tuple[str, ...] | None) -> int:

@@ -4,12 +4,13 @@ import itertools
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax import lax
 
 from vadusa_jax.config import HeadsConfig, TrainConfig
 from vadusa_jax.model.backbone import Packed
 from vadusa_jax.model.heads import SpeechLM
-from vadusa_jax.model.sharding import constrain
+from vadusa_jax.model.sharding import constrain, sum_over_rows
 
 Batch = dict[str, jax.Array]
 TRAIN_TOP = (1,)  # the same of training steps: more of them cost more passes over the logits
@@ -70,8 +71,10 @@ def loss_sums(lm: SpeechLM, batch: Batch, top: tuple[int, ...] = (), train: Trai
     train = train or TrainConfig()
     tokens_BT, shifts = batch["tokens_BT"], range(1 + lm.head_count)
     h_BTD, _ = lm.backbone(tokens_BT, batch["positions_BT"], Packed(batch["segments_BT"]), remat=train.remat)
+    graph, blocks, readout = nnx.split(lm, nnx.PathContains("blocks"), ...)
 
-    def sums(h_BTD: jax.Array, ahead: list[jax.Array], targets: list[tuple[jax.Array, jax.Array]]) -> jax.Array:
+    def sums(readout: nnx.State, h_BTD: jax.Array, ahead: list[jax.Array], targets: list[tuple]) -> jax.Array:
+        lm = nnx.merge(graph, blocks, readout)
         heads = lm.heads.each(h_BTD, lambda k: lm.backbone.embed(ahead[k])) if lm.heads else ()
         all_logits = itertools.chain([lm.backbone.logits(h_BTD)], heads)
         each = [
@@ -80,23 +83,23 @@ def loss_sums(lm: SpeechLM, batch: Batch, top: tuple[int, ...] = (), train: Trai
         ]
         return jnp.stack(each)
 
+    def chunked(readout: nnx.State, *seen) -> jax.Array:
+        def add(total: jax.Array, part: tuple) -> tuple[jax.Array, None]:
+            return total + jax.checkpoint(sums)(readout, *part), None
+
+        parts = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(len(x), -1, chunk, *x.shape[2:]), 1, 0), seen)
+        return lax.scan(add, jnp.zeros((len(shifts), 2 + len(top))), parts)[0]
+
     # Tokens roll round the end of a row: the positions where that shows are not counted.
     seen = (
         h_BTD,
         [jnp.roll(tokens_BT, -k, axis=1) for k in shifts],
         [shifted_targets(batch, k) for k in shifts],
     )
-    if not train.loss_chunk:
-        return sums(*seen)
     length, chunk = tokens_BT.shape[1], train.loss_chunk
-    if length % chunk:
+    if chunk and length % chunk:
         raise ValueError(f"train.loss_chunk is {chunk}, which does not divide the {length} positions of a row")
-
-    def add(total: jax.Array, part: tuple) -> tuple[jax.Array, None]:
-        return total + jax.checkpoint(sums)(*part), None
-
-    parts = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(len(x), -1, chunk, *x.shape[2:]), 1, 0), seen)
-    return lax.scan(add, jnp.zeros((len(shifts), 2 + len(top))), parts)[0]
+    return sum_over_rows(chunked if chunk else sums, readout, *seen)
 
 
 def joint_loss(sums: jax.Array, heads: HeadsConfig, counts: jax.Array | None = None) -> jax.Array:
