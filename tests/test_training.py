@@ -22,11 +22,11 @@ from vadusa_jax.data.batches import dev_batches, read_texts, train_batches
 from vadusa_jax.speech.codec import new_codec
 from vadusa_jax.text import VOCABULARY, Vocabulary
 from vadusa_jax.training.checkpoint import CheckpointError, Checkpoints, first_parameters, load_trained
+from vadusa_jax.model.chips import token_flops
 from vadusa_jax.training.loop import TrainingDiverged, train
 from vadusa_jax.training.losses import head_sums, joint_loss, loss_sums, metrics, shifted_targets
 from vadusa_jax.training.optimizer import make_optimizer, schedule
 from vadusa_jax.training.step import make_model, make_train_step
-from vadusa_jax.training.watch import token_flops
 from vadusa_jax.voice import sample_writer
 from vadusa_jax.weights import WeightsError, load_weights, save_weights
 

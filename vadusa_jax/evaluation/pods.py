@@ -8,29 +8,19 @@ import dataclasses
 from collections.abc import Callable
 
 import jax
-from flax import nnx
 
 from vadusa_jax.config import Config
 from vadusa_jax.evaluation import hlo
 from vadusa_jax.evaluation.report import Columns
 from vadusa_jax.evaluation.topology import chip_count, find_chip, interconnect
-from vadusa_jax.model.heads import SpeechLM
+from vadusa_jax.model.chips import token_flops
+from vadusa_jax.training.step import make_model
 
 
 def with_rows(config: Config, topology: str, rows_per_chip: int) -> Config:
     """`config` with so many rows of the batch on every chip of the topology."""
     batch = rows_per_chip * chip_count(topology)
     return dataclasses.replace(config, data=dataclasses.replace(config.data, batch_rows=batch))
-
-
-def model_flops(config: Config) -> float:
-    """Operations per position that count for MFU (PaLM, arXiv 2204.02311, appendix B).
-
-    6 for every weight of a matrix product and 12 L D T for attention: nothing made twice, and whole [T, T] attention.
-    """
-    lm = nnx.eval_shape(lambda: SpeechLM(config.model, config.heads, rngs=nnx.Rngs(0)))
-    weights = sum(x.size for x in jax.tree.leaves(nnx.state(lm, nnx.Param))) - lm.backbone.embedding.size
-    return 6.0 * weights + 12.0 * config.model.layers * config.model.width * config.data.row_length
 
 
 def memory_bytes(compiled: jax.stages.Compiled) -> int:
@@ -48,6 +38,8 @@ def train_row(topology: str, config: Config, compiled: jax.stages.Compiled) -> d
     ici = sum(each for _, each in sent.values())
     times = {"compute_s": flops / chip.peak, "hbm_s": hbm / chip.bandwidth, "ici_s": ici / interconnect(topology)}
     tokens = config.data.batch_rows * config.data.row_length / chips
+    params = jax.eval_shape(lambda: make_model(config)[1])
+    model_flops = tokens * token_flops(params, config.model, config.data.row_length)
     roofline = max(times.values())
     return {
         "topology": topology,
@@ -65,7 +57,8 @@ def train_row(topology: str, config: Config, compiled: jax.stages.Compiled) -> d
         **times,
         "roofline_s": roofline,
         "tokens_per_s": chips * tokens / roofline,
-        "mfu_bound": model_flops(config) * tokens / chip.peak / roofline,
+        "model_flops": model_flops,
+        "mfu_bound": model_flops / chip.peak / roofline,
         "ici_share": times["ici_s"] / max(times["compute_s"], times["hbm_s"]),
     }
 

@@ -1,10 +1,13 @@
-"""What a device can do at best: the facts that rooflines and MFU are measured against."""
+"""What a device can do at best and what training asks of it: the facts behind rooflines and MFU."""
 
 import dataclasses
 import time
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
+
+from vadusa_jax.config import ModelConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +56,20 @@ def measure_matmul_flops(size: int = 1024, repeats: int = 10) -> float:
         jax.block_until_ready(_matmul(a, a))
         seconds.append(time.perf_counter() - began)
     return 2 * size**3 / min(seconds[1:])
+
+
+def token_flops(params: nnx.State, model: ModelConfig, row_length: int) -> float:
+    """Operations of a training step for one token: 6 for each weight of a matrix product, 12 L D T for attention.
+
+    The count of PaLM (arXiv 2204.02311, appendix B): forward and backward, without what is computed twice to save
+    memory, and with whole [T, T] attention. The embedding table is looked up and not multiplied with.
+    """
+    weights = sum(
+        x.size
+        for path, x in jax.tree_util.tree_leaves_with_path(params)
+        if x.ndim > 1 and not any(name in jax.tree_util.keystr(path) for name in ("embedding", "bias"))
+    )
+    return 6.0 * weights + 12.0 * model.layers * model.width * row_length
 
 
 _matmul = jax.jit(jnp.matmul)

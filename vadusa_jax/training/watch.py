@@ -16,8 +16,8 @@ from flax import nnx
 from tensorboardX import SummaryWriter
 from tqdm import tqdm
 
-from vadusa_jax.config import Config, ModelConfig
-from vadusa_jax.model.chips import peak_flops
+from vadusa_jax.config import Config
+from vadusa_jax.model.chips import peak_flops, token_flops
 from vadusa_jax.training.hosts import is_first
 from vadusa_jax.training.losses import TRAIN_TOP, Batch, joint_loss, metrics
 
@@ -37,20 +37,6 @@ class Sent(NamedTuple):
     norm: jax.Array
     tokens: int
     stop: jax.Array | bool  # whether any process was asked to end
-
-
-def token_flops(params: nnx.State, model: ModelConfig, row_length: int) -> float:
-    """Operations of a training step for one token: 6 for each weight of a matrix product, 12 L D T for attention.
-
-    The count of PaLM (arXiv 2204.02311, appendix B): forward and backward, without what is computed twice to save
-    memory, and with whole [T, T] attention. The embedding table is looked up and not multiplied with.
-    """
-    weights = sum(
-        x.size
-        for path, x in jax.tree_util.tree_leaves_with_path(params)
-        if x.ndim > 1 and not any(name in jax.tree_util.keystr(path) for name in ("embedding", "bias"))
-    )
-    return 6.0 * weights + 12.0 * model.layers * model.width * row_length
 
 
 class Watch:
