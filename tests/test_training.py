@@ -19,10 +19,10 @@ from toys import CODEC, HEADS, MODEL, TINY, tiny_tokens, toy_model
 
 from vadusa_jax.config import Config, DataConfig, TrainConfig
 from vadusa_jax.data.batches import dev_batches, read_texts, train_batches
+from vadusa_jax.model.chips import token_flops
 from vadusa_jax.speech.codec import new_codec
 from vadusa_jax.text import VOCABULARY, Vocabulary
 from vadusa_jax.training.checkpoint import CheckpointError, Checkpoints, first_parameters, load_trained
-from vadusa_jax.model.chips import token_flops
 from vadusa_jax.training.loop import TrainingDiverged, train
 from vadusa_jax.training.losses import head_sums, joint_loss, loss_sums, metrics, shifted_targets
 from vadusa_jax.training.optimizer import make_optimizer, schedule

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import math
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -153,14 +152,3 @@ def evaluate(eval_step, params: nnx.State, batches: Iterator[Batch], mesh: Mesh,
     sums = sum(jax.device_get(eval_step(params, to_mesh(batch, mesh))) for batch in batches)
     named = {"loss": float(joint_loss(sums, config.heads))} | metrics(sums, TOP)
     return {f"dev/{name}": value for name, value in named.items()}
-
-
-def measure_step_s(config: Config, batches: Iterator[Batch], repeats: int = 5) -> float:
-    """Seconds of one training step on these devices, compilation left out; nothing is kept."""
-    mesh, _, *state, train_step = begin(config)
-    for i in range(repeats + 1):
-        *state, sums, _ = train_step(*state, to_mesh(next(batches), mesh))
-        jax.block_until_ready(sums)
-        if i == 0:
-            began = time.monotonic()
-    return (time.monotonic() - began) / repeats
