@@ -12,6 +12,8 @@ from toys import TINY, tiny_tokens
 
 from vadusa_jax.data.batches import train_batches
 from vadusa_jax.model.chips import token_flops
+from vadusa_jax.training.compiled import BATCH
+from vadusa_jax.training.loop import begin
 from vadusa_jax.training.speed import measure, product_flops
 from vadusa_jax.training.step import make_model
 
@@ -46,3 +48,17 @@ def test_a_run_can_be_timed_before_it_is_begun(tmp_path, optimizer):
     # Attention looks at the keys up to the end of its chunk; Muon multiplies on top.
     assert np.isclose(speed.product_flops, speed.model_flops, rtol=0.5) or optimizer == "muon"
     assert str(speed).count("of the peak") == 2
+
+
+def test_what_is_made_again_backward_is_what_the_setting_says():
+    def flops(remat: str) -> float:
+        config = dataclasses.replace(TINY, train=dataclasses.replace(TINY.train, optimizer="adamw", remat=remat))
+        _, _, params, state, step = begin(config)
+        batch = {name: jnp.ones((config.data.batch_rows, config.data.row_length), jnp.int32) for name in BATCH}
+        return counted(step, params, state, batch)
+
+    model, positions = TINY.model, TINY.data.batch_rows * TINY.data.row_length
+    # All products of a layer with parameters but the last, whose result the backward pass has no need of.
+    layers = 2 * positions * model.layers * (4 * model.width**2 + 2 * model.width * model.ffn)
+    none, dots, blocks = map(flops, ("none", "dots", "blocks"))
+    assert none < dots and blocks - dots == layers
