@@ -8,9 +8,9 @@ or on devices at hand:
 
 A step is 262,144 positions, about 500 steps an epoch (585 hours at 50 speech tokens a second, and their phones).
 Compiled for v5e:4x4 (`python -m vadusa_jax.aot train --topology v5e:4x4 --config configs/libritts.py`) it takes 7.2 of
-the 17.2 GB of a chip. On 64 chips, 16 rows a chip (`--config.data.batch_rows=1024`) hide the links better: 6.5% of a
-step instead of 12.9%, and 11.9 GB. Projected, not measured: 21.4 TFLOP of model a chip and step take 0.22 s at an assumed MFU of 50%
-(the roofline allows 0.11 s), so the 20,000 steps take 1.2 hours on a v5e-16.
+the 17.2 GB of a chip. On 64 chips give each 16 rows (`--config.data.batch_rows=1024`): 11.9 GB, and the links are 6.5%
+of a step instead of 12.9%. Projected, not measured: 21.4 TFLOP of model a chip and step take 0.22 s at an assumed MFU
+of 50% (the roofline allows 0.11 s), so the 20,000 steps take 1.2 hours on a v5e-16.
 """
 
 from ml_collections import ConfigDict
