@@ -1,4 +1,4 @@
-"""Laws of codecs from the hub and of k-means, on tiny random models that are saved to disk and read by the real code."""
+"""Laws of codecs from the hub and of k-means, on tiny random models saved to disk and read by the real code."""
 
 import json
 import warnings
@@ -64,6 +64,19 @@ def noise(samples: int, seed: int = 0) -> np.ndarray:
     return (0.3 * swell * np.random.default_rng(seed).standard_normal(samples)).astype(np.float32)
 
 
+@torch.no_grad()
+def awaken(model: torch.nn.Module) -> None:
+    """Untrained models say one token for everything; with louder weights they do not."""
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            parameter.zero_()
+        elif parameter.ndim > 1 and "decoder" not in name:
+            parameter.mul_(1000 if "project_in" in name else 2)
+    for name, buffer in model.named_buffers():
+        if name.endswith(("embed", "embed_sum")):  # codebooks of zeros
+            buffer.normal_()
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> dict[str, Path]:
     """A saved model of every kind."""
@@ -71,9 +84,7 @@ def folders(tmp_path_factory) -> dict[str, Path]:
     torch.manual_seed(0)
     for kind, config in ({kind: config for kind, (config, _) in CODECS.items()} | FEATURES).items():
         model = hf.AutoModel.from_config(config)
-        for name, buffer in model.named_buffers():  # the codebooks of an untrained quantiser are all zeros
-            if name.endswith(("embed", "embed_sum")):
-                buffer.normal_()
+        awaken(model)
         model.save_pretrained(root / kind)
         if kind in FEATURES:
             hf.Wav2Vec2FeatureExtractor(do_normalize=kind != "wavlm").save_pretrained(root / kind)
@@ -108,7 +119,7 @@ def test_tokens_and_sound_have_the_lengths_and_ranges_of_the_protocol(codec):
         for wave_P in (codec.decode(tokens_QT[0]), codec.decode_all(tokens_QT)):
             assert wave_P.dtype == np.float32 and len(wave_P) == tokens_QT.shape[1] * hop
             assert np.isfinite(wave_P).all()
-    assert len(np.unique(tokens_QT)) > 1
+    assert len(np.unique(tokens_QT)) > 4
     assert codec.decode(np.zeros(0, np.int32)).shape == (0,)
     assert round(codec.sample_rate / codec.frame_rate) == hop
 
@@ -135,7 +146,7 @@ def test_long_audio_in_windows_is_nearly_the_whole(codec, monkeypatch):
     assert len(parts_T) == len(whole_T)
     # What normalises or attends over the whole utterance cannot agree exactly.
     exact = codec.model.config.model_type in ("dac", "wavtokenizer", "encodec", "mimi")
-    assert (parts_T == whole_T).mean() > (0.99 if exact else 0.8)
+    assert (parts_T == whole_T).mean() > (0.99 if exact else 0.6)
 
 
 @pytest.mark.parametrize(
@@ -170,9 +181,9 @@ def test_a_saved_codec_is_the_same_without_the_hub(codec, tmp_path):
 
 
 def test_what_cannot_be_used_is_named(folders, tmp_path):
-    with pytest.raises(ValueError, match="kind 'hubert', here .*'encodec'.* can be used"):
+    with pytest.raises(ValueError, match=r"kind 'hubert', here .*'encodec'.* can be used"):
         hub.HubCodec.fetch(str(folders["hubert"]), 1)
-    with pytest.raises(ValueError, match="kind 'dac', here .*'wavlm'.* can be used"):
+    with pytest.raises(ValueError, match=r"kind 'dac', here .*'wavlm'.* can be used"):
         hub.HubFeatures.fetch(str(folders["dac"]), 1)
     with pytest.raises(ValueError, match="has 3 codebooks, not 4"):
         hub.HubCodec.fetch(str(folders["dac"]), 4)

@@ -7,7 +7,7 @@ import importlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -55,7 +55,17 @@ class Codec(Protocol):
         """Float32 mono wave [P] -> int32 tokens [ceil(P * frame_rate / sample_rate)]; raises BadAudio."""
 
     def decode(self, tokens_T: np.ndarray) -> np.ndarray:
-        """Tokens [T] -> float32 wave [T * sample_rate / frame_rate]."""
+        """Tokens [T] -> float32 wave [T * sample_rate / frame_rate]; with acoustic BPE that long on average."""
+
+    def save(self, folder: str | Path) -> None:
+        """Writes the folder that `load_codec` reads, whole or not at all."""
+
+
+def plain(codec: Codec, chunks: Iterable[np.ndarray]) -> tuple[Codec, Iterable[np.ndarray]]:
+    """A codec whose tokens all last equally long, and the chunks [n] of tokens in its terms."""
+    if units := getattr(codec, "units", None):  # acoustic BPE
+        return codec.inner, map(units.decode, chunks)
+    return codec, chunks
 
 
 @dataclasses.dataclass(frozen=True)
