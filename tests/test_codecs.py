@@ -1,11 +1,16 @@
 """Laws of codecs from the hub and of k-means, on tiny random models saved to disk and read by the real code."""
 
 import json
+import os
+import socket
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 import transformers as hf
 
@@ -271,3 +276,57 @@ def test_kmeans_tokens_survive_saving_and_do_not_decode(features, tmp_path):
         again.decode(tokens_T)
     with pytest.raises(BadAudio, match=r"at least 0\.02 s"):
         again.encode(noise(319))
+
+
+# the command
+
+
+def make_corpus(root: Path, count: int = 6) -> Path:
+    for i in range(count):
+        folder = root / "train" / "s" / "c"
+        folder.mkdir(parents=True, exist_ok=True)
+        soundfile.write(folder / f"s_c_{i}.wav", noise(16_000, seed=i), 16_000)
+        (folder / f"s_c_{i}.normalized.txt").write_text("Hello there.")
+    return root
+
+
+def run(*args: object, **environment: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "vadusa_jax.train_codec", *map(str, args)]
+    return subprocess.Popen(
+        command, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.slow
+def test_processes_share_the_corpus_and_agree_on_the_centres(folders, tmp_path):
+    corpus = make_corpus(tmp_path)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    args = ["kmeans", "--model", folders["hubert"], "--layer", 1, "--clusters", 8, "--corpus", corpus]
+    runs = [
+        run(
+            *args, "--out", tmp_path / "codec", JAX_COORDINATOR_ADDRESS=address, JAX_NUM_PROCESSES="2",
+            JAX_PROCESS_ID=str(i), XLA_FLAGS="",
+        )
+        for i in range(2)
+    ]  # fmt: skip
+    outputs = [process.communicate(timeout=240) for process in runs]
+    assert [process.returncode for process in runs] == [0, 0], outputs
+    assert "8 centres from 300 frames of layer 1" in outputs[0][0] and not outputs[1][0]
+    codec = load_codec(tmp_path / "codec")
+    features = hub.HubFeatures.fetch(str(folders["hubert"]), 1)
+    order = [0, 1, 2, 3, 4, 5]
+    shares = [fit((features.extract(noise(16_000, seed=i)) for i in order[k::2]), 8) for k in range(2)]
+    np.testing.assert_allclose(codec.centres.centre_KD, merge(shares).centre_KD, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_the_command_takes_a_codec_and_says_what_it_needs(folders, tmp_path):
+    made = run("hub", "--model", folders["mimi"], "--codebooks", 2, "--out", tmp_path / "codec")
+    unsaid = run("kmeans", "--model", "hubert", "--out", tmp_path / "none")
+    for process, code in ((made, 0), (unsaid, 1)):
+        out, error = process.communicate(timeout=120)
+        assert process.returncode == code, (out, error)
+    assert "kmeans needs --corpus" in out + error
+    assert load_codec(tmp_path / "codec").codebooks == 2 and not (tmp_path / "none").exists()

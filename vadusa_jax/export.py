@@ -17,6 +17,7 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "Training run.", required=True)
 _CODEC = flags.DEFINE_string("codec", None, "Codec folder.", required=True)
 _TREES = flags.DEFINE_string("trees", None, "Folder that fit_tree wrote; the run by default.")
 _DRAFT = flags.DEFINE_string("draft", None, "Training run of a small language model that drafts for this one.")
+_NAR = flags.DEFINE_string("nar", None, "Folder of the stage that fills in the codec's other codebooks.")
 _CARD = flags.DEFINE_string("card", None, "Model card (Markdown) to put beside the weights.")
 _OUT = flags.DEFINE_string("out", None, "Folder to write; replaced as a whole.", required=True)
 
@@ -34,6 +35,8 @@ def main(_) -> None:
         shutil.copyfile(trees / transitions.FILE, aside / transitions.FILE)
     if _DRAFT.value:
         save_lm(aside / "draft", *load_trained(Path(_DRAFT.value)))
+    if _NAR.value:
+        shutil.copytree(_NAR.value, aside / "nar")
     if _CARD.value:
         shutil.copyfile(_CARD.value, aside / "card.md")
     Voice.load(aside)  # what cannot be loaded is not put in place

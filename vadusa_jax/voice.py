@@ -1,7 +1,7 @@
 """A voice: the folder that holds everything needed to speak, and text to waveform in one call.
 
 config.json  vocabulary.json  model.safetensors  trees.json  codec/  card.md, and where there are any
-transitions.safetensors (for Viterbi) and draft/ (a small language model).
+transitions.safetensors (for Viterbi), draft/ (a small language model) and nar/ (fills in a codec's other codebooks).
 """
 
 import dataclasses
@@ -23,6 +23,7 @@ from vadusa_jax.decode.stream import stream_tokens
 from vadusa_jax.decode.trees import Trees
 from vadusa_jax.model.folder import load_lm
 from vadusa_jax.model.heads import SpeechLM
+from vadusa_jax.model.nar import Nar, fill, load_nar
 from vadusa_jax.speech import Codec, load_codec, stream
 from vadusa_jax.text import SEP, UnspeakableText, Vocabulary, phonemize, split_sentences
 
@@ -55,6 +56,7 @@ class Voice:
     codec: Codec
     log_transition_VV: np.ndarray | None = None  # of neighbouring speech tokens, for Viterbi
     draft: SpeechLM | None = None  # a small language model that drafts for this one
+    nar: Nar | None = None  # fills in the other codebooks of a codec with several
 
     def __post_init__(self):
         model = self.config.model
@@ -82,6 +84,7 @@ class Voice:
             load_codec(folder / "codec"),
             transitions.load_transitions(folder),
             load_lm(folder / "draft")[1] if (folder / "draft").exists() else None,
+            load_nar(folder / "nar") if (folder / "nar").exists() else None,
         )
 
     def speak(
@@ -109,7 +112,7 @@ class Voice:
         settings, drafter = self.settings(mode, heads, batch), self.drafter(mode)
         for i, said in decode_each(self.lm, prompts, settings=settings, batch=batch, drafter=drafter):
             tokens = said.tokens[:-1] if said.finish == "eos" else said.tokens
-            wave = self.codec.decode(tokens)
+            wave = self.sound(phones[i], tokens)
             now = time.perf_counter()
             yield (
                 i,
@@ -135,8 +138,11 @@ class Voice:
         With the default `lookahead` they are, to float rounding, the waves of `speak` for the text's `pieces`; with
         fewer tokens than `codec.receptive_field` sound comes sooner and differs near the joins (`speech.stream`).
 
-        Raises what `speak` raises, at the piece that it concerns.
+        Raises what `speak` raises, at the piece that it concerns, and ValueError if the voice has a stage for more
+        codebooks, which needs whole utterances.
         """
+        if self.nar:
+            raise ValueError("a voice with several codebooks speaks whole utterances: it does not stream")
         settings, drafter = self.settings(mode, heads), self.drafter(mode)
         for piece in self.pieces(text):
             prompt = self.prompts([piece], [phonemize(piece)], seed)
@@ -144,6 +150,12 @@ class Voice:
             size = stream.FIRST + (field if lookahead is None else min(lookahead, field))
             chunks = stream_tokens(self.lm, prompt, settings=settings, size=size, drafter=drafter)
             yield from stream.render(self.codec, (chunk.tokens for chunk in chunks), lookahead)
+
+    def sound(self, phones: str, tokens: np.ndarray) -> np.ndarray:
+        """The wave of speech tokens, all codebooks of them where there is a stage that fills them in."""
+        if self.nar is None or not len(tokens):
+            return self.codec.decode(tokens)
+        return self.codec.decode_all(*fill(self.nar, [np.array(self.vocabulary.encode(phones))], [tokens]))
 
     def pieces(self, text: str) -> list[str]:
         """The sentences of a text, none with more phones than the model has room for; nothing is dropped.
