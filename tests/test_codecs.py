@@ -14,7 +14,9 @@ import soundfile
 import torch
 import transformers as hf
 
-from vadusa_jax.speech import BadAudio, load_codec
+from vadusa_jax.model.nar import fill as fill_in
+from vadusa_jax.model.nar import load_nar
+from vadusa_jax.speech import BadAudio, load_codec, read_audio
 from vadusa_jax.speech import huggingface as hub
 from vadusa_jax.speech.kmeans import Centres, KmeansCodec, fit, merge
 
@@ -313,11 +315,11 @@ def test_processes_share_the_corpus_and_agree_on_the_centres(folders, tmp_path):
     ]  # fmt: skip
     outputs = [process.communicate(timeout=240) for process in runs]
     assert [process.returncode for process in runs] == [0, 0], outputs
-    assert "8 centres from 300 frames of layer 1" in outputs[0][0] and not outputs[1][0]
+    assert "layer 1, 300 frames" in outputs[0][0] and "centres" not in outputs[1][0]
     codec = load_codec(tmp_path / "codec")
     features = hub.HubFeatures.fetch(str(folders["hubert"]), 1)
-    order = [0, 1, 2, 3, 4, 5]
-    shares = [fit((features.extract(noise(16_000, seed=i)) for i in order[k::2]), 8) for k in range(2)]
+    waves = [read_audio(path, 16_000) for path in sorted(corpus.rglob("*.wav"))]
+    shares = [fit(map(features.extract, waves[i::2]), 8) for i in range(2)]
     np.testing.assert_allclose(codec.centres.centre_KD, merge(shares).centre_KD, atol=1e-5)
 
 
@@ -329,4 +331,14 @@ def test_the_command_takes_a_codec_and_says_what_it_needs(folders, tmp_path):
         out, error = process.communicate(timeout=120)
         assert process.returncode == code, (out, error)
     assert "kmeans needs --corpus" in out + error
-    assert load_codec(tmp_path / "codec").codebooks == 2 and not (tmp_path / "none").exists()
+    codec = load_codec(tmp_path / "codec")
+    assert codec.codebooks == 2 and not (tmp_path / "none").exists()
+
+    stage = run(
+        *("codebooks", "--codec", tmp_path / "codec", "--corpus", make_corpus(tmp_path), "--steps", 2),
+        *("--out", tmp_path / "nar"),
+    )
+    assert stage.wait(timeout=120) == 0, stage.communicate()
+    tokens_T = codec.encode(noise(24_000))
+    filled_QT = fill_in(load_nar(tmp_path / "nar"), [np.array([5, 6])], [tokens_T])[0]
+    assert filled_QT.shape == (2, 13) and len(codec.decode_all(filled_QT)) == 13 * 1920

@@ -1,4 +1,4 @@
-"""Training of the non-autoregressive stage: random crops of utterances, a random prompt, a random codebook each."""
+"""Training of the non-autoregressive stage: each utterance with a random prompt and a random codebook to predict."""
 
 import functools
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from flax import nnx
 from tqdm import tqdm
 
 from vadusa_jax.config import TrainConfig
-from vadusa_jax.model.nar import TARGET, Nar, NarConfig, Rows, make_rows
+from vadusa_jax.model.nar import BUCKET, TARGET, Nar, NarConfig, Rows, make_rows
 from vadusa_jax.training.losses import head_sums
 from vadusa_jax.training.step import make_optimizer
 
@@ -28,10 +28,15 @@ def nar_sums(nar: Nar, rows: Rows) -> jax.Array:
 def nar_batches(
     utterances: Sequence[Utterance], config: NarConfig, rows: int, length: int, seed: int
 ) -> Iterator[Rows]:
-    """Endless batches of `rows` whole utterances; up to half of each is its prompt. Longer ones are left out."""
+    """Endless batches of `rows` whole utterances; up to half of each is its prompt.
+
+    Rows are as long as the corpus needs; utterances of more than `length` positions are left out.
+    """
     fitting = [u for u in utterances if len(u[0]) + u[1].shape[1] <= length]
     if not fitting:
         raise ValueError(f"none of {len(utterances)} utterances fits into {length} positions")
+    longest = max(len(phones) + codes.shape[1] for phones, codes in fitting)
+    length = min(length, -(-longest // BUCKET) * BUCKET)
     rng = np.random.default_rng(seed)
     while True:
         some = [fitting[i] for i in rng.integers(0, len(fitting), rows)]
