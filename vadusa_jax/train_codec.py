@@ -13,8 +13,8 @@ folder tells what was done.
 
 `hub` takes encodec, dac, mimi, wavtokenizer, xcodec2 or neucodec, `kmeans` hubert, wav2vec2 or wavlm: the weights that
 `speech/huggingface.py` lists, or any others of these kinds by hub name or folder (extra `[codecs]`). Processes of one
-`kmeans` run (JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID in the environment) each read their share of
-the corpus; the first writes the codec.
+`kmeans` run (`training/hosts.py` says how they find each other) each read their share of the corpus; the first writes
+the codec.
 
     python -m vadusa_jax.train_codec codebooks --codec out/codec --corpus LibriTTS/train-clean-100 --out out/nar
 
@@ -41,6 +41,7 @@ from vadusa_jax.speech import BadAudio, FsqCodec, load_codec, read_audio
 from vadusa_jax.speech.fsq import CodecConfig
 from vadusa_jax.speech.training import CodecTraining, Recording, train_tokens, train_vocoder
 from vadusa_jax.text import UnspeakableText, Vocabulary, phonemize
+from vadusa_jax.training import hosts
 from vadusa_jax.training.nar import train_nar
 
 DEFAULTS = CodecTraining()
@@ -74,7 +75,8 @@ def main(argv: list[str]) -> None:
 
             HubCodec.fetch(MODEL.value, CODEBOOKS.value).save(out)
         case ["kmeans"]:
-            make_kmeans(out)
+            with hosts.joined():
+                make_kmeans(out)
         case ["codebooks"]:
             train_codebooks(out)
         case _:
@@ -86,8 +88,6 @@ def make_kmeans(out: Path) -> None:
     from vadusa_jax.speech import kmeans
     from vadusa_jax.speech.huggingface import HubFeatures
 
-    if address := os.environ.get("JAX_COORDINATOR_ADDRESS"):
-        jax.distributed.initialize(address, int(os.environ["JAX_NUM_PROCESSES"]), int(os.environ["JAX_PROCESS_ID"]))
     features = HubFeatures.fetch(MODEL.value, LAYER.value)
     share = _spread(_utterances(CORPUS.value)[0])[jax.process_index() :: jax.process_count()]
     frames = (features.extract(wave_P) for _, wave_P in _waves(share, features.sample_rate, {}))
@@ -95,7 +95,7 @@ def make_kmeans(out: Path) -> None:
     if jax.process_count() > 1:
         gathered = multihost_utils.process_allgather((centres.centre_KD, centres.count_K))
         centres = kmeans.merge([kmeans.Centres(*part) for part in zip(*gathered, strict=True)], SEED.value)
-    if jax.process_index() == 0:
+    if hosts.is_first():
         kmeans.KmeansCodec(features, centres).save(out)
         print(
             f"{out}: {CLUSTERS.value} centres of {MODEL.value}, layer {LAYER.value}, {centres.count_K.sum():.0f} frames"

@@ -17,7 +17,8 @@ import numpy as np
 from flax import nnx
 
 from vadusa_jax.config import from_dict
-from vadusa_jax.model.backbone import Block, lookup, rotation
+from vadusa_jax.model.backbone import Block, Masked, rotation
+from vadusa_jax.model.products import lookup
 from vadusa_jax.weights import load_weights, save_weights
 
 PADDING, TEXT, PROMPT, TARGET = range(4)  # what a position of a row holds
@@ -67,19 +68,20 @@ class Nar(nnx.Module):
         config = self.config
         known_BTQ = (kind_BT == PROMPT)[..., None] | (jnp.arange(config.codebooks) < stage_B[:, None])[:, None]
         speech_BTD = sum(
-            lookup(table.embedding[...].astype(self.dtype), codes_BQT[:, q]) * known_BTQ[:, :, q, None]
+            lookup(table.embedding[...], codes_BQT[:, q]) * known_BTQ[:, :, q, None]
             for q, table in enumerate(self.codes)
         )
-        text_BTD = lookup(self.text.embedding[...].astype(self.dtype), phones_BT)
-        h_BTD = jnp.where((kind_BT == TEXT)[..., None], text_BTD, speech_BTD) + self.stages(stage_B)[:, None]
+        text_BTD = lookup(self.text.embedding[...], phones_BT)
+        stage_B1D = lookup(self.stages.embedding[...], stage_B[:, None])
+        h_BTD = (jnp.where((kind_BT == TEXT)[..., None], text_BTD, speech_BTD) + stage_B1D).astype(self.dtype)
         length = kind_BT.shape[1]
         # Padding sees itself as well: a row of nothing else has something to attend to.
         mask_BTT = (kind_BT > PADDING)[:, None] | jnp.eye(length, dtype=bool)[None]
         positions_BT = jnp.arange(length)[None]
         by = rotation(positions_BT, config.width // config.attention_heads // 2, config.rope_theta, h_BTD.dtype)
         for block in self.blocks:
-            h_BTD, _ = block(h_BTD, by, mask_BTT, None, None)
-        logits_BTV = jnp.einsum("BTD,BDV->BTV", self.norm(h_BTD), self.output[...].astype(self.dtype)[stage_B])
+            h_BTD, _ = block(h_BTD, by, Masked(mask_BTT, None, None))
+        logits_BTV = jnp.einsum("BTD,BDV->BTV", self.norm(h_BTD), self.output[...][stage_B].astype(self.dtype))
         return logits_BTV.astype(jnp.promote_types(logits_BTV.dtype, jnp.float32))
 
 

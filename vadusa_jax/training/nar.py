@@ -13,7 +13,7 @@ from tqdm import tqdm
 from vadusa_jax.config import TrainConfig
 from vadusa_jax.model.nar import BUCKET, TARGET, Nar, NarConfig, Rows, make_rows
 from vadusa_jax.training.losses import head_sums
-from vadusa_jax.training.step import make_optimizer
+from vadusa_jax.training.optimizer import make_optimizer
 
 Utterance = tuple[np.ndarray, np.ndarray]  # phones [L], codes [Q, T]
 
