@@ -324,21 +324,25 @@ def test_processes_share_the_corpus_and_agree_on_the_centres(folders, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_command_takes_a_codec_and_says_what_it_needs(folders, tmp_path):
-    made = run("hub", "--model", folders["mimi"], "--codebooks", 2, "--out", tmp_path / "codec")
-    unsaid = run("kmeans", "--model", "hubert", "--out", tmp_path / "none")
-    for process, code in ((made, 0), (unsaid, 1)):
-        out, error = process.communicate(timeout=120)
-        assert process.returncode == code, (out, error)
-    assert "kmeans needs --corpus" in out + error
-    codec = load_codec(tmp_path / "codec")
-    assert codec.codebooks == 2 and not (tmp_path / "none").exists()
-
-    stage = run(
-        *("codebooks", "--codec", tmp_path / "codec", "--corpus", make_corpus(tmp_path), "--steps", 2),
-        *("--out", tmp_path / "nar"),
-    )
-    assert stage.wait(timeout=120) == 0, stage.communicate()
-    tokens_T = codec.encode(noise(24_000))
+def test_the_command_takes_a_codec_trains_its_stage_and_says_what_it_needs(folders, tmp_path):
+    hub.HubCodec.fetch(str(folders["mimi"]), codebooks=2).save(tmp_path / "codec")
+    outputs = []
+    for process, code in (
+        (run("hub", "--model", folders["mimi"], "--codebooks", 2, "--out", tmp_path / "same"), 0),
+        (
+            run(
+                *("codebooks", "--codec", tmp_path / "codec", "--corpus", make_corpus(tmp_path)),
+                *("--steps", 2, "--depth", 1, "--width", 64, "--out", tmp_path / "nar"),
+            ),
+            0,
+        ),
+        (run("kmeans", "--model", "hubert", "--out", tmp_path / "none"), 1),
+    ):
+        outputs.append("".join(process.communicate(timeout=120)))
+        assert process.returncode == code, outputs[-1]
+    assert "6 utterances" in outputs[1] and "kmeans needs --corpus" in outputs[2]
+    assert not (tmp_path / "none").exists()
+    codec, tokens_T = load_codec(tmp_path / "same"), load_codec(tmp_path / "codec").encode(noise(24_000))
+    assert codec.codebooks == 2 and (codec.encode(noise(24_000)) == tokens_T).all()
     filled_QT = fill_in(load_nar(tmp_path / "nar"), [np.array([5, 6])], [tokens_T])[0]
     assert filled_QT.shape == (2, 13) and len(codec.decode_all(filled_QT)) == 13 * 1920

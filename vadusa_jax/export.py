@@ -11,6 +11,7 @@ from absl import app, flags
 from vadusa_jax.decode import transitions
 from vadusa_jax.decode.trees import TREES
 from vadusa_jax.model.folder import save_lm
+from vadusa_jax.model.nar import load_nar, save_nar
 from vadusa_jax.text import VOCABULARY
 from vadusa_jax.training.checkpoint import load_trained
 from vadusa_jax.voice import CODEC, DRAFT, NAR, Voice
@@ -38,7 +39,7 @@ def main(_) -> None:
     if _DRAFT.value:
         save_lm(aside / DRAFT, *load_trained(Path(_DRAFT.value)))
     if _NAR.value:
-        shutil.copytree(_NAR.value, aside / NAR)
+        save_nar(aside / NAR, load_nar(Path(_NAR.value)))
     if _CARD.value:
         shutil.copyfile(_CARD.value, aside / "card.md")
     Voice.load(aside)  # what cannot be loaded is not put in place

@@ -19,12 +19,14 @@ the codec.
     python -m vadusa_jax.train_codec codebooks --codec out/codec --corpus LibriTTS/train-clean-100 --out out/nar
 
 trains the non-autoregressive stage that fills in the other codebooks of a codec with several (`model/nar.py`); `export
---nar` puts it into a voice. All codes are held in memory: about 4 MB for an hour of Mimi with 8 codebooks.
+--nar` puts it into a voice. An interrupted run goes on from its last checkpoint in the folder; exit codes are those of
+`train`. All codes are held in memory: about 4 MB for an hour of Mimi with 8 codebooks.
 """
 
 import dataclasses
 import json
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,6 +45,7 @@ from vadusa_jax.speech.training import CodecTraining, Recording, train_tokens, t
 from vadusa_jax.text import UnspeakableText, Vocabulary, phonemize
 from vadusa_jax.training import hosts
 from vadusa_jax.training.nar import train_nar
+from vadusa_jax.training.stopping import PREEMPTED, Preempted
 
 DEFAULTS = CodecTraining()
 CORPUS = flags.DEFINE_string(
@@ -59,6 +62,9 @@ LAYER = flags.DEFINE_integer("layer", 9, "kmeans: hidden layer whose output is c
 CLUSTERS = flags.DEFINE_integer("clusters", 500, "kmeans: centres, one token each.", 1)
 CODEC = flags.DEFINE_string("codec", None, "codebooks: folder of the codec.")
 STEPS = flags.DEFINE_integer("steps", TrainConfig.steps, "codebooks: steps of training.", 1)
+DEPTH = flags.DEFINE_integer("depth", NarConfig.layers, "codebooks: layers of the stage.", 1)
+WIDTH = flags.DEFINE_integer("width", NarConfig.width, "codebooks: width of the stage, 64 for each attention head.", 64)
+flags.register_validator("width", lambda width: width % 64 == 0, "must be a multiple of 64")
 AGAIN = flags.DEFINE_bool("again", False, "Train a finished vocoder for some minutes more.")
 
 
@@ -78,7 +84,11 @@ def main(argv: list[str]) -> None:
             with hosts.joined():
                 make_kmeans(out)
         case ["codebooks"]:
-            train_codebooks(out)
+            try:
+                train_codebooks(out)
+            except Preempted as notice:
+                print(notice, file=sys.stderr)
+                sys.exit(PREEMPTED)
         case _:
             train_embedded(out)
 
@@ -111,8 +121,10 @@ def train_codebooks(out: Path) -> None:
         (np.array(vocabulary.encode(phonemize(utterance.text))), codec.encode_all(wave_P))
         for utterance, wave_P in _waves(_spread(_utterances(CORPUS.value)[0]), codec.sample_rate, reasons)
     ]
-    config = NarConfig(codec.codebooks, codec.vocab_size, len(vocabulary))
-    nar, figures = train_nar(spoken, config, TrainConfig(steps=STEPS.value, seed=SEED.value))
+    width = WIDTH.value
+    sizes = {"layers": DEPTH.value, "width": width, "attention_heads": width // 64, "ffn": 11 * width // 4}
+    config = NarConfig(codec.codebooks, codec.vocab_size, len(vocabulary), **sizes)
+    nar, figures = train_nar(spoken, config, TrainConfig(steps=STEPS.value, seed=SEED.value), out)
     save_nar(out, nar)
     print(f"{out}: {len(spoken)} utterances, skipped: {reasons or 'none'}, {figures}")
 
