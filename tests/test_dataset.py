@@ -145,7 +145,7 @@ def test_no_tensorflow(corpus, tmp_path):
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [([], "corpus or tokens"), (["speak"], "corpus or tokens"), (["tokens"], "needs --corpus and --codec")],
+    [([], "tokens or bpe"), (["speak"], "tokens or bpe"), (["tokens"], "needs --corpus and --codec")],
 )
 def test_wrong_command_lines_are_explained(words, message):
     if not flags.FLAGS.is_parsed():

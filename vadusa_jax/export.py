@@ -11,14 +11,16 @@ from absl import app, flags
 from vadusa_jax.decode import transitions
 from vadusa_jax.decode.trees import TREES
 from vadusa_jax.model.folder import save_lm
+from vadusa_jax.model.nar import load_nar, save_nar
 from vadusa_jax.text import VOCABULARY
 from vadusa_jax.training.checkpoint import load_trained
-from vadusa_jax.voice import CODEC, DRAFT, Voice
+from vadusa_jax.voice import CODEC, DRAFT, NAR, Voice
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Training run.", required=True)
 _CODEC = flags.DEFINE_string("codec", None, "Codec folder.", required=True)
 _TREES = flags.DEFINE_string("trees", None, "Folder that fit_tree wrote; the run by default.")
 _DRAFT = flags.DEFINE_string("draft", None, "Training run of a small language model that drafts for this one.")
+_NAR = flags.DEFINE_string("nar", None, "Folder of the stage that fills in the codec's other codebooks.")
 _CARD = flags.DEFINE_string("card", None, "Model card (Markdown) to put beside the weights.")
 _OUT = flags.DEFINE_string("out", None, "Folder to write; replaced as a whole.", required=True)
 
@@ -36,6 +38,8 @@ def main(_) -> None:
         shutil.copyfile(trees / transitions.FILE, aside / transitions.FILE)
     if _DRAFT.value:
         save_lm(aside / DRAFT, *load_trained(Path(_DRAFT.value)))
+    if _NAR.value:
+        save_nar(aside / NAR, load_nar(Path(_NAR.value)))
     if _CARD.value:
         shutil.copyfile(_CARD.value, aside / "card.md")
     Voice.load(aside)  # what cannot be loaded is not put in place

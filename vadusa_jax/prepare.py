@@ -4,9 +4,11 @@
     python -m vadusa_jax.prepare tokens --corpus out/corpus --codec out/codec --out out/tokens
     python -m vadusa_jax.prepare tokens --corpus LibriTTS --split train=train-clean-100,train-clean-360 \\
         --split dev=dev-clean --codec out/codec --out out/tokens
+    python -m vadusa_jax.prepare bpe --tokens out/tokens --codec out/codec --vocab 4096 --out out/units
 
 `corpus` goes on where it was stopped. `tokens` leaves a complete dataset or none; inputs that cannot be used are left
-out, counted by reason in the table, and listed in report.json.
+out, counted by reason in the table, and listed in report.json. `bpe` turns a token dataset into acoustic BPE units,
+without audio; the codec that speaks them is then OUT/codec.
 """
 
 import os
@@ -18,7 +20,7 @@ from absl import app, flags, logging
 from tqdm import tqdm
 
 from vadusa_jax.config import DataConfig
-from vadusa_jax.data import corpora, dataset, records
+from vadusa_jax.data import corpora, dataset, records, units
 from vadusa_jax.speech import load_codec
 from vadusa_jax.text import Vocabulary
 
@@ -27,7 +29,9 @@ _HOURS = flags.DEFINE_float("hours", 4.0, "corpus: hours of training speech.", l
 _SEED = flags.DEFINE_integer("seed", 0, "corpus: decides the texts.")
 _WORKERS = flags.DEFINE_integer("workers", os.cpu_count(), "corpus: speaking processes, one core each.", lower_bound=1)
 _CORPUS = flags.DEFINE_string("corpus", None, "tokens: folder of split folders, each <speaker>/<chapter>/*.wav.")
-_CODEC = flags.DEFINE_string("codec", None, "tokens: folder of the codec.")
+_CODEC = flags.DEFINE_string("codec", None, "tokens, bpe: folder of the codec.")
+_TOKENS = flags.DEFINE_string("tokens", None, "bpe: folder of the token dataset.")
+_VOCAB = flags.DEFINE_integer("vocab", 4096, "bpe: units, the codec's tokens included.", lower_bound=1)
 _SPLIT = flags.DEFINE_multi_string(
     "split", [], "tokens: NAME=FOLDER[,FOLDER...]; without any, every folder of the corpus is a split."
 )
@@ -100,8 +104,14 @@ def main(argv: list[str]) -> None:
                 raise app.UsageError("tokens needs --corpus and --codec")
             out = Path(_OUT.value)
             print(table(make_tokens(Path(_CORPUS.value), _CODEC.value, out, _SPLIT.value, _ROW_LENGTH.value)))
+        case ["bpe"]:
+            if not (_TOKENS.value and _CODEC.value):
+                raise app.UsageError("bpe needs --tokens and --codec")
+            report = units.to_units(Path(_TOKENS.value), Path(_CODEC.value), _VOCAB.value, Path(_OUT.value))
+            for split, r in report.items():
+                print(f"{split:12}{r['tokens']:10} tokens{r['units']:10} units{r['units_per_token']:8.3f} for each")
         case _:
-            raise app.UsageError(f"the first word must be corpus or tokens, got {argv[1:]}")
+            raise app.UsageError(f"the first word must be corpus, tokens or bpe, got {argv[1:]}")
 
 
 if __name__ == "__main__":

@@ -1,40 +1,137 @@
-"""Trains the embedded codec on a corpus in LibriTTS layout: tokens first, then the vocoder.
+"""Makes codecs: trains the embedded one on a corpus in LibriTTS layout, or takes one from the hub.
 
     python -m vadusa_jax.train_codec --corpus out/corpus/train --out out/codec --minutes_codec 12 --minutes_vocoder 20
 
-After the first stage the folder holds a codec that encodes; after the second it decodes as well. A stage whose result
-is there is skipped, so an interrupted run goes on where it can. `training.json` in the folder tells what was done.
+Tokens first, then the vocoder. After the first stage the folder holds a codec that encodes; after the second it decodes
+as well. A stage whose result is there is skipped, so an interrupted run goes on where it can. `training.json` in the
+folder tells what was done.
+
+    python -m vadusa_jax.train_codec hub --model encodec --out out/codec
+    python -m vadusa_jax.train_codec hub --model kyutai/mimi --codebooks 8 --out out/codec
+    python -m vadusa_jax.train_codec kmeans --model hubert --layer 9 --clusters 500 --corpus LibriTTS/train-clean-100 \
+        --out out/codec
+
+`hub` takes encodec, dac, mimi, wavtokenizer, xcodec2 or neucodec, `kmeans` hubert, wav2vec2 or wavlm: the weights that
+`speech/huggingface.py` lists, or any others of these kinds by hub name or folder (extra `[codecs]`). Processes of one
+`kmeans` run (`training/hosts.py` says how they find each other) each read their share of the corpus; the first writes
+the codec.
+
+    python -m vadusa_jax.train_codec codebooks --codec out/codec --corpus LibriTTS/train-clean-100 --out out/nar
+
+trains the non-autoregressive stage that fills in the other codebooks of a codec with several (`model/nar.py`); `export
+--nar` puts it into a voice. An interrupted run goes on from its last checkpoint in the folder; exit codes are those of
+`train`. All codes are held in memory: about 4 MB for an hour of Mimi with 8 codebooks.
 """
 
 import dataclasses
 import json
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import jax
+import numpy as np
 from absl import app, flags
+from jax.experimental import multihost_utils
 from tqdm import tqdm
 
+from vadusa_jax.config import TrainConfig
 from vadusa_jax.data.corpora import Utterance, read_libritts
+from vadusa_jax.model.nar import NarConfig, save_nar
 from vadusa_jax.speech import BadAudio, FsqCodec, load_codec, read_audio
 from vadusa_jax.speech.fsq import CodecConfig
 from vadusa_jax.speech.training import CodecTraining, Recording, train_tokens, train_vocoder
 from vadusa_jax.text import UnspeakableText, Vocabulary, phonemize
+from vadusa_jax.training import hosts
+from vadusa_jax.training.nar import train_nar
+from vadusa_jax.training.stopping import PREEMPTED, Preempted
 
 DEFAULTS = CodecTraining()
 CORPUS = flags.DEFINE_string(
-    "corpus", None, "Folder <speaker>/<chapter>/<utterance>.wav, or the one that holds it as train.", required=True
+    "corpus", None, "Folder <speaker>/<chapter>/<utterance>.wav, or the one that holds it as train."
 )
 OUT = flags.DEFINE_string("out", "out/codec", "Codec folder to write.")
 MINUTES_CODEC = flags.DEFINE_float("minutes_codec", DEFAULTS.minutes_codec, "Training of the tokens.", 0.0)
 MINUTES_VOCODER = flags.DEFINE_float("minutes_vocoder", DEFAULTS.minutes_vocoder, "Training of the vocoder.", 0.0)
 SEED = flags.DEFINE_integer("seed", DEFAULTS.seed, "Seed of the parameters and of the order of the data.")
 HOURS = flags.DEFINE_float("hours", None, "Use at most this much of the corpus, spread evenly.", 0.0)
+MODEL = flags.DEFINE_string("model", None, "hub, kmeans: kind, hub name or folder of the model.")
+CODEBOOKS = flags.DEFINE_integer("codebooks", 1, "hub: codebooks that are used; the first is for the backbone.", 1)
+LAYER = flags.DEFINE_integer("layer", 9, "kmeans: hidden layer whose output is clustered.", 0)
+CLUSTERS = flags.DEFINE_integer("clusters", 500, "kmeans: centres, one token each.", 1)
+CODEC = flags.DEFINE_string("codec", None, "codebooks: folder of the codec.")
+STEPS = flags.DEFINE_integer("steps", TrainConfig.steps, "codebooks: steps of training.", 1)
+DEPTH = flags.DEFINE_integer("depth", NarConfig.layers, "codebooks: layers of the stage.", 1)
+WIDTH = flags.DEFINE_integer("width", NarConfig.width, "codebooks: width of the stage, 64 for each attention head.", 64)
+flags.register_validator("width", lambda width: width % 64 == 0, "must be a multiple of 64")
 AGAIN = flags.DEFINE_bool("again", False, "Train a finished vocoder for some minutes more.")
 
 
 def main(argv: list[str]) -> None:
-    del argv
-    out, config = Path(OUT.value), CodecConfig()
+    out, word = Path(OUT.value), argv[1:]
+    needed = {"hub": {"model"}, "kmeans": {"model", "corpus"}, "codebooks": {"codec", "corpus"}}
+    if word and (len(word) > 1 or word[0] not in needed):
+        raise app.UsageError(f"the first word must be hub, kmeans, codebooks or none, got {word}")
+    if missing := [name for name in needed[word[0]] if not flags.FLAGS[name].value] if word else not CORPUS.value:
+        raise app.UsageError(f"{' '.join(word)} needs --{', --'.join(missing) if word else 'corpus'}")
+    match word:
+        case ["hub"]:
+            from vadusa_jax.speech.huggingface import HubCodec
+
+            HubCodec.fetch(MODEL.value, CODEBOOKS.value).save(out)
+        case ["kmeans"]:
+            with hosts.joined():
+                make_kmeans(out)
+        case ["codebooks"]:
+            try:
+                train_codebooks(out)
+            except Preempted as notice:
+                print(notice, file=sys.stderr)
+                sys.exit(PREEMPTED)
+        case _:
+            train_embedded(out)
+
+
+def make_kmeans(out: Path) -> None:
+    """Clusters the corpus, each process its share."""
+    from vadusa_jax.speech import kmeans
+    from vadusa_jax.speech.huggingface import HubFeatures
+
+    features = HubFeatures.fetch(MODEL.value, LAYER.value)
+    share = _spread(_utterances(CORPUS.value)[0])[jax.process_index() :: jax.process_count()]
+    frames = (features.extract(wave_P) for _, wave_P in _waves(share, features.sample_rate, {}))
+    centres = kmeans.fit(frames, CLUSTERS.value, SEED.value)
+    if jax.process_count() > 1:
+        gathered = multihost_utils.process_allgather((centres.centre_KD, centres.count_K))
+        centres = kmeans.merge([kmeans.Centres(*part) for part in zip(*gathered, strict=True)], SEED.value)
+    if hosts.is_first():
+        kmeans.KmeansCodec(features, centres).save(out)
+        print(
+            f"{out}: {CLUSTERS.value} centres of {MODEL.value}, layer {LAYER.value}, {centres.count_K.sum():.0f} frames"
+        )
+
+
+def train_codebooks(out: Path) -> None:
+    """Trains the non-autoregressive stage of a codec."""
+    codec, vocabulary, reasons = load_codec(CODEC.value), Vocabulary.english(), {}
+    if getattr(codec, "codebooks", 1) < 2:
+        raise app.UsageError(f"{CODEC.value} has one codebook: there is nothing to fill in")
+    spoken = [
+        (np.array(vocabulary.encode(phonemize(utterance.text))), codec.encode_all(wave_P))
+        for utterance, wave_P in _waves(_spread(_utterances(CORPUS.value)[0]), codec.sample_rate, reasons)
+    ]
+    width = WIDTH.value
+    sizes = {"layers": DEPTH.value, "width": width, "attention_heads": width // 64, "ffn": 11 * width // 4}
+    config = NarConfig(codec.codebooks, codec.vocab_size, len(vocabulary), **sizes)
+    nar, figures = train_nar(spoken, config, TrainConfig(steps=STEPS.value, seed=SEED.value), out)
+    save_nar(out, nar)
+    print(f"{out}: {len(spoken)} utterances, skipped: {reasons or 'none'}, {figures}")
+
+
+def train_embedded(out: Path) -> None:
+    """Both stages of the embedded codec, those that are not there yet."""
+    config = CodecConfig()
     training = dataclasses.replace(
         DEFAULTS, minutes_codec=MINUTES_CODEC.value, minutes_vocoder=MINUTES_VOCODER.value, seed=SEED.value
     )
@@ -53,17 +150,10 @@ def main(argv: list[str]) -> None:
 
 def read_recordings(root: str, vocabulary: Vocabulary, sample_rate: int, hours: float | None) -> list[Recording]:
     """Waves and phones of a corpus; what cannot be used is counted by reason and left out."""
-    train = Path(root) / "train"
-    utterances, skipped = read_libritts(train if train.is_dir() else root)
-    reasons = {reason: len(ids) for reason, ids in skipped.items()}
+    utterances, reasons = _utterances(root)
     recordings, seconds = [], 0.0
-    for utterance in tqdm(_spread(utterances), "read", disable=None):
-        try:
-            wave_P = read_audio(utterance.audio_path, sample_rate)
-            recordings.append(Recording(wave_P, vocabulary.encode(phonemize(utterance.text))))
-        except (BadAudio, UnspeakableText) as error:
-            reasons[type(error).__name__] = reasons.get(type(error).__name__, 0) + 1
-            continue
+    for utterance, wave_P in _waves(_spread(utterances), sample_rate, reasons):
+        recordings.append(Recording(wave_P, vocabulary.encode(phonemize(utterance.text))))
         seconds += len(wave_P) / sample_rate
         if hours and seconds >= 3600 * hours:
             break
@@ -71,6 +161,25 @@ def read_recordings(root: str, vocabulary: Vocabulary, sample_rate: int, hours: 
     if not recordings:
         raise app.UsageError(f"{root} holds no usable recording")
     return recordings
+
+
+def _utterances(root: str) -> tuple[list[Utterance], dict[str, int]]:
+    """The utterances of a corpus or of its train folder, and how many are left out for which reason."""
+    train = Path(root) / "train"
+    utterances, skipped = read_libritts(train if train.is_dir() else root)
+    return utterances, {reason: len(ids) for reason, ids in skipped.items()}
+
+
+def _waves(
+    utterances: list[Utterance], sample_rate: int, reasons: dict[str, int]
+) -> Iterator[tuple[Utterance, np.ndarray]]:
+    """The utterances that can be heard and spoken, with their waves; the others are counted in `reasons`."""
+    for utterance in tqdm(utterances, "read", disable=None):
+        try:
+            phonemize(utterance.text)
+            yield utterance, read_audio(utterance.audio_path, sample_rate)
+        except (BadAudio, UnspeakableText) as error:
+            reasons[type(error).__name__] = reasons.get(type(error).__name__, 0) + 1
 
 
 def save(codec: FsqCodec, out: Path, stage: str, figures: dict[str, float]) -> None:

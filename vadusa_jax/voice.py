@@ -1,7 +1,7 @@
 """A voice: the folder that holds everything needed to speak, and text to waveform in one call.
 
 config.json  vocabulary.json  model.safetensors  trees.json  codec/  card.md, and where there are any
-transitions.safetensors (for Viterbi) and draft/ (a small language model).
+transitions.safetensors (for Viterbi), draft/ (a small language model) and nar/ (fills in a codec's other codebooks).
 """
 
 import dataclasses
@@ -25,10 +25,11 @@ from vadusa_jax.decode.stream import stream_tokens
 from vadusa_jax.decode.trees import TREES, Trees
 from vadusa_jax.model.folder import WEIGHTS, load_lm
 from vadusa_jax.model.heads import SpeechLM
+from vadusa_jax.model.nar import Nar, fill, load_nar
 from vadusa_jax.speech import Codec, load_codec, stream
 from vadusa_jax.text import SEP, VOCABULARY, Line, UnspeakableText, Vocabulary, phonemize, split_sentences
 
-CODEC, DRAFT = "codec", "draft"  # folders in a voice's folder
+CODEC, DRAFT, NAR = "codec", "draft", "nar"  # folders in a voice's folder
 DEMO_MODEL = Path(__file__).parent / "assets" / "demo"
 
 
@@ -58,6 +59,7 @@ class Voice:
     codec: Codec
     log_transition_VV: np.ndarray | None = None  # of neighbouring speech tokens, for Viterbi
     draft: SpeechLM | None = None  # a small language model that drafts for this one
+    nar: Nar | None = None  # fills in the other codebooks of a codec with several
 
     def __post_init__(self):
         model = self.config.model
@@ -85,6 +87,7 @@ class Voice:
             load_codec(folder / CODEC),
             transitions.load_transitions(folder),
             load_lm(folder / DRAFT)[1] if (folder / DRAFT).exists() else None,
+            load_nar(folder / NAR) if (folder / NAR).exists() else None,
         )
 
     def speak(
@@ -112,7 +115,7 @@ class Voice:
         settings, drafter = self.settings(mode, heads, batch), self.drafter(mode)
         for i, said in decode_each(self.lm, prompts, settings=settings, batch=batch, drafter=drafter):
             tokens = said.tokens[:-1] if said.finish == "eos" else said.tokens
-            wave = self.codec.decode(tokens)
+            wave = self.sound(lines[i].phones, tokens)
             now = time.perf_counter()
             yield (
                 i,
@@ -138,7 +141,8 @@ class Voice:
         With the default `lookahead` they are, to float rounding, the waves of `speak` for the text's `pieces`; with
         fewer tokens than `codec.receptive_field` sound comes sooner and differs near the joins (`speech.stream`).
 
-        Raises what `speak` raises, at the piece that it concerns.
+        Raises what `speak` raises, at the piece that it concerns, and ValueError if the voice has a stage for more
+        codebooks, which needs whole utterances.
         """
         yield from self.stream_each(self.pieces(text), mode, seed, heads, lookahead)
 
@@ -146,6 +150,8 @@ class Voice:
         self, lines: Iterable[Line], mode: Mode, seed: int = 0, heads: int | None = None, lookahead: int | None = None
     ) -> Iterator[np.ndarray]:
         """As `stream`, of the pieces of a text."""
+        if self.nar:
+            raise ValueError("a voice with several codebooks speaks whole utterances: it does not stream")
         settings, drafter = self.settings(mode, heads), self.drafter(mode)
         for line in lines:
             prompt = self.prompts([line], seed)
@@ -153,6 +159,12 @@ class Voice:
             size = stream.FIRST + (field if lookahead is None else min(lookahead, field))
             chunks = stream_tokens(self.lm, prompt, settings=settings, size=size, drafter=drafter)
             yield from stream.render(self.codec, (chunk.tokens for chunk in chunks), lookahead)
+
+    def sound(self, phones: str, tokens: np.ndarray) -> np.ndarray:
+        """The wave of speech tokens, all codebooks of them where there is a stage that fills them in."""
+        if self.nar is None or not len(tokens):
+            return self.codec.decode(tokens)
+        return self.codec.decode_all(*fill(self.nar, [np.array(self.vocabulary.encode(phones))], [tokens]))
 
     def pieces(self, text: str) -> list[Line]:
         """The sentences of a text, none with more phones than the model has room for; nothing is dropped.

@@ -1,12 +1,15 @@
-"""The codec protocol, and the embedded codec: one token of 1,000 every 20 ms."""
+"""The codec protocol, codec folders, and the embedded codec: one token of 1,000 every 20 ms."""
 
+import contextlib
 import dataclasses
 import functools
+import importlib
 import json
 import os
 import shutil
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +24,12 @@ from vadusa_jax.weights import load_weights, save_weights
 
 VERSION = 1
 BUCKET = 128  # tokens; lengths are padded to a multiple (or half of one), so that few shapes are ever compiled
+KINDS = {  # what codec.json may name, and its class: each is imported only where it is met
+    "fsq": ("vadusa_jax.speech.codec", "FsqCodec"),
+    "kmeans": ("vadusa_jax.speech.kmeans", "KmeansCodec"),
+    "hub": ("vadusa_jax.speech.huggingface", "HubCodec"),
+    "bpe": ("vadusa_jax.speech.bpe", "BpeCodec"),
+}
 
 
 class Codec(Protocol):
@@ -46,7 +55,17 @@ class Codec(Protocol):
         """Float32 mono wave [P] -> int32 tokens [ceil(P * frame_rate / sample_rate)]; raises BadAudio."""
 
     def decode(self, tokens_T: np.ndarray) -> np.ndarray:
-        """Tokens [T] -> float32 wave [T * sample_rate / frame_rate]."""
+        """Tokens [T] -> float32 wave [T * sample_rate / frame_rate]; with acoustic BPE that long on average."""
+
+    def save(self, folder: str | Path) -> None:
+        """Writes the folder that `load_codec` reads, whole or not at all."""
+
+
+def plain(codec: Codec, chunks: Iterable[np.ndarray]) -> tuple[Codec, Iterable[np.ndarray]]:
+    """A codec whose tokens all last equally long, and the chunks [n] of tokens in its terms."""
+    if units := getattr(codec, "units", None):  # acoustic BPE
+        return codec.inner, map(units.decode, chunks)
+    return codec, chunks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,42 +130,54 @@ class FsqCodec:
         return np.asarray(wave_BP)[0, : len(tokens_T) * self.config.token_samples]
 
     def save(self, folder: str | Path) -> None:
-        """Writes `codec.json` and one float16 safetensors file per part; the folder appears complete or not at all."""
-        folder = Path(folder)
-        fresh, stale = folder.with_name(f".{folder.name}.fresh"), folder.with_name(f".{folder.name}.stale")
-        for leftover in (fresh, stale):
-            shutil.rmtree(leftover, ignore_errors=True)
-        fresh.mkdir(parents=True)
-        facts = {"version": VERSION, "codec": "fsq", "config": dataclasses.asdict(self.config)}
-        (fresh / "codec.json").write_text(json.dumps(facts, indent=2) + "\n")
-        for name in ("encoder", "decoder", "vocoder"):
-            if part := getattr(self, name):
-                save_weights(part, fresh / f"{name}.safetensors")
-        if folder.exists():
-            os.replace(folder, stale)
-        os.replace(fresh, folder)
-        shutil.rmtree(stale, ignore_errors=True)
+        """Writes `codec.json` and one float16 safetensors file per part."""
+        with codec_folder(folder, "fsq", dataclasses.asdict(self.config)) as fresh:
+            for name in ("encoder", "decoder", "vocoder"):
+                if part := getattr(self, name):
+                    save_weights(part, fresh / f"{name}.safetensors")
+
+    @classmethod
+    def load(cls, folder: Path, config: dict[str, Any]) -> "FsqCodec":
+        """What `save` wrote; any mismatch is an error that names the parameter and both shapes."""
+        codec = new_codec(configs.from_dict(CodecConfig, config), seed=0)
+        load_weights(codec.encoder, folder / "encoder.safetensors")
+        load_weights(codec.decoder, folder / "decoder.safetensors")
+        if not (folder / "vocoder.safetensors").exists():
+            return dataclasses.replace(codec, vocoder=None)
+        load_weights(codec.vocoder, folder / "vocoder.safetensors")
+        return codec
+
+
+@contextlib.contextmanager
+def codec_folder(folder: str | Path, kind: str, config: dict[str, Any]) -> Iterator[Path]:
+    """A fresh folder, to be filled; with its `codec.json` it takes the place of `folder` when all went well."""
+    folder = Path(folder)
+    fresh, stale = folder.with_name(f".{folder.name}.fresh"), folder.with_name(f".{folder.name}.stale")
+    for leftover in (fresh, stale):
+        shutil.rmtree(leftover, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    yield fresh
+    facts = {"version": VERSION, "codec": kind, "config": config}
+    (fresh / "codec.json").write_text(json.dumps(facts, indent=2) + "\n")
+    if folder.exists():
+        os.replace(folder, stale)
+    os.replace(fresh, folder)
+    shutil.rmtree(stale, ignore_errors=True)
 
 
 def load_codec(folder: str | Path) -> Codec:
-    """The codec of a folder written by `save`; any mismatch is an error that names the parameter and both shapes."""
+    """The codec of a folder, whatever its kind: `codec.json` names it."""
     folder = Path(folder)
     if not (folder / "codec.json").exists():
         raise ValueError(f"{folder} holds no codec.json: not a codec folder")
     facts = json.loads((folder / "codec.json").read_text())
-    if (facts.get("version"), facts.get("codec")) != (VERSION, "fsq"):
+    if facts.get("version") != VERSION or facts.get("codec") not in KINDS:
         raise ValueError(
             f"{folder}/codec.json is version {facts.get('version')} of codec {facts.get('codec')!r}; "
-            f"this code reads version {VERSION} of 'fsq'"
+            f"this code reads version {VERSION} of {sorted(KINDS)}"
         )
-    config = configs.from_dict(CodecConfig, facts["config"])
-    codec = new_codec(config, seed=0)
-    load_weights(codec.encoder, folder / "encoder.safetensors")
-    load_weights(codec.decoder, folder / "decoder.safetensors")
-    if not (folder / "vocoder.safetensors").exists():
-        return dataclasses.replace(codec, vocoder=None)
-    load_weights(codec.vocoder, folder / "vocoder.safetensors")
-    return codec
+    room, name = KINDS[facts["codec"]]
+    return getattr(importlib.import_module(room), name).load(folder, facts["config"])
 
 
 def new_codec(config: CodecConfig, seed: int) -> FsqCodec:

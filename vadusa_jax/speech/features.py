@@ -22,11 +22,14 @@ class BadAudio(ValueError):
     """Audio that cannot be used; the message names the fault, the limit and the way out."""
 
 
-def check_wave(wave: np.ndarray, rate: int, sample_rate: int, name: str = "wave") -> np.ndarray:
+def check_wave(
+    wave: np.ndarray, rate: int, sample_rate: int, name: str = "wave", shortest: float = SHORTEST_SECONDS
+) -> np.ndarray:
     """Float mono `wave_P` at `sample_rate` from a float wave [P] or [P, channels] at `rate`.
 
     Fixed here: several channels are averaged, another rate is resampled (polyphase), samples beyond +-1 are kept.
-    Raises BadAudio: no samples, NaN or infinite samples, or less than one token (20 ms) of sound.
+    Raises BadAudio: no samples, NaN or infinite samples, or less than `shortest` seconds (one token)
+    of sound.
     """
     wave = np.asarray(wave, np.float32)
     if wave.ndim not in (1, 2):
@@ -38,8 +41,8 @@ def check_wave(wave: np.ndarray, rate: int, sample_rate: int, name: str = "wave"
     wave_P = wave.mean(axis=1) if wave.ndim == 2 else wave
     if rate != sample_rate:
         wave_P = resample_poly(wave_P, sample_rate, rate).astype(np.float32)
-    if len(wave_P) < SHORTEST_SECONDS * sample_rate:
-        raise BadAudio(f"{name}: {len(wave_P) / sample_rate:.4f} s of sound, at least {SHORTEST_SECONDS} s are needed")
+    if len(wave_P) < round(shortest * sample_rate):
+        raise BadAudio(f"{name}: {len(wave_P) / sample_rate:.4f} s of sound, at least {shortest:.4g} s are needed")
     return wave_P
 
 

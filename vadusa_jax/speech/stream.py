@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from vadusa_jax.speech.codec import Codec
+from vadusa_jax.speech.codec import Codec, plain
 
 FIRST = 8  # tokens of the first stretch
 FADE = 1  # tokens over which a stretch takes over from the one before, where the two can differ
@@ -27,11 +27,13 @@ def render(
         lookahead: tokens after a stretch that must be known before it is given out. By default all that can matter:
             the wave is then that of the whole, to float rounding. With fewer, sound comes sooner, the last known token
             stands for the unknown ones, and stretches are cross-faded: the wave differs near the joins.
-        first: tokens of the first stretch.
+        first: tokens of the first stretch. Tokens here are those of the sound: acoustic BPE units count as what they
+            stand for.
         largest: tokens of the largest stretch; the larger, the less is decoded twice.
 
     Raises ValueError for sizes that are none, and what `codec.decode` raises.
     """
+    codec, chunks = plain(codec, chunks)
     field, hop = codec.receptive_field, round(codec.sample_rate / codec.frame_rate)
     lookahead = field if lookahead is None else min(lookahead, field)
     if lookahead < 0 or not 0 < first <= largest:
