@@ -8,8 +8,7 @@ import pytest
 from flax import nnx
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
-from test_training import pack
-from toys import HEADS, MODEL
+from toys import HEADS, MODEL, pack
 
 from configs import tiny
 from vadusa_jax.config import Config, DataConfig, HeadsConfig, MeshConfig, ModelConfig, TrainConfig, from_config_dict

@@ -31,6 +31,7 @@ HEADS = HeadsConfig(count=4, layers=2)
 DECODE = DecodeConfig(temperature=0.9, top_k=12, top_p=0.97, repeat_limit=12)
 TREE = Tree(((), (0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (2,), (0, 0, 0, 0), (0, 1, 0), (1, 0, 2), (0, 1, 0, 1)))
 BATCH, SLOTS, REPEATS = 8, 256, 12  # the same everywhere: every other value is another compilation
+ROW = 48  # tokens of a packed row
 CODEC = CodecConfig(
     levels=(5, 4), encoder_width=8, encoder_layers=1, decoder_width=8, decoder_layers=1, refiner_layers=1,
     vocoder_width=8, vocoder_layers=1,
@@ -183,3 +184,27 @@ def learned(by: int, cycle: int) -> SpeechLM:
     for _ in range(config.train.steps):
         params, state, _, _ = step(params, state, counting(rng, by, cycle))
     return nnx.merge(graph, params)
+
+
+def pack(rows: list[list[int]], seed: int = 0) -> dict[str, np.ndarray]:
+    """A batch of rows of segments of the given lengths; the second half of every segment is speech."""
+    rng = np.random.default_rng(seed)
+    shape = (len(rows), ROW)
+    batch = {f"{name}_BT": np.zeros(shape, np.int32) for name in ("mask", "segments", "positions")}
+    batch |= {
+        f"{name}_BT": rng.integers(0, MODEL.output_vocab, shape).astype(np.int32) for name in ("tokens", "targets")
+    }
+    for b, lengths in enumerate(rows):
+        start = 0
+        for number, length in enumerate(lengths, start=1):
+            here = (b, slice(start, start + length))
+            batch["segments_BT"][here] = number
+            batch["positions_BT"][here] = np.arange(length)
+            batch["mask_BT"][here] = np.arange(length) >= length // 2
+            start += length
+    return batch
+
+
+def same(a: nnx.State, b: nnx.State) -> list[bool]:
+    """Which arrays of two states are equal to the last bit."""
+    return [np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)]
