@@ -2,16 +2,13 @@
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from toys import HEADS, MODEL, random_tree, toy_model, toy_voice
+from toys import HEADS, MODEL, random_tree, toy_model
 
 from vadusa_jax.config import SHAPES, Config, DecodeConfig, HeadsConfig, ModelConfig
 from vadusa_jax.decode.accept import EXACT, Tolerance
@@ -209,57 +206,6 @@ def test_transformers_says_as_many_tokens_as_we_do():
     assert run.tokens == 14 and run.wall_s > 0
     with pytest.raises(ValueError, match="one length and one limit"):
         peer(make_prompts([[21] * 5] * 2, [7, 8], range(2), 0, DECODE))
-
-
-# The command
-
-
-@pytest.mark.slow
-def test_bench(tmp_path):
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    ran = subprocess.run(
-        [
-            *(sys.executable, "-m", "vadusa_jax.bench", "--model", str(toy_voice(tmp_path / "toy"))),
-            *(
-                "--shapes",
-                "demo",
-                "--modes",
-                "ar,exact",
-                "--batch",
-                "1,2",
-                "--texts",
-                "3",
-                "--repeats",
-                "2",
-                "--queue",
-                "--stream",
-            ),
-            *(f"--{kind}={tmp_path / 'out' / f'bench.{kind}'}" for kind in ("json", "csv")),
-            f"--plot={tmp_path / 'out' / 'bench.png'}",
-        ],
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"bench.json", "bench.csv", "bench.png"}
-    made = json.loads((tmp_path / "out" / "bench.json").read_text())
-    assert [(row["shape"], row["batch"], row["nodes"], row["texts"]) for row in made["rows"]] == [
-        *(("toy", 1, 1, 3), ("toy", 1, 8, 3), ("toy", 2, 1, 4), ("toy", 2, 8, 4))
-    ]
-    assert made["summary"]["recompilations"] == 0
-    for row in made["streams"]:
-        assert row["seconds"] >= 10 and 0 < row["first_ms"] < row["streamed_ms"]
-    assert [row["mode"] for row in made["streams"]] == ["ar", "exact"]
-    assert made["summary"]["transfers_per_64_tokens"] <= 1
-    header = next(line for line in ran.stdout.splitlines() if line.startswith("|"))
-    assert all(name in header for name in ("mode", "batch", "device", "dtype", "tokens", "speed-up"))
-
-
-@pytest.mark.parametrize("arguments", [("--shapes", "7m"), ("--batch", "0"), ("--dtypes", "int8")])
-def test_what_cannot_be_timed_is_named(arguments):
-    ran = subprocess.run([sys.executable, "-m", "vadusa_jax.bench", *arguments], capture_output=True, text=True)
-    assert ran.returncode != 0 and "must be" in ran.stderr
 
 
 # divergence
