@@ -1,6 +1,7 @@
 """Small stand-ins that the tests share: a model of a few thousand parameters, random draft trees, a voice of both."""
 
 import dataclasses
+import functools
 from pathlib import Path
 
 import jax
@@ -62,14 +63,13 @@ def toy_model(
     seed: int = 0, dtype: jnp.dtype = jnp.float32, model: ModelConfig = MODEL, heads: HeadsConfig = HEADS
 ) -> SpeechLM:
     """Random weights, large enough that the next token really depends on the whole context."""
-    lm = SpeechLM(model, heads, dtype, rngs=nnx.Rngs(seed))
-    keys = iter(jax.random.split(jax.random.key(seed), 1000))
+    lm, rng = nnx.eval_shape(lambda: SpeechLM(model, heads, dtype, rngs=nnx.Rngs(0))), np.random.default_rng(seed)
 
-    def louder(x: jax.Array) -> jax.Array:
-        return x + 0.25 * jax.random.normal(next(keys), x.shape, x.dtype) if x.ndim > 1 else x
+    def loud(x: jax.ShapeDtypeStruct) -> jax.Array:
+        value = 0.25 * rng.standard_normal(x.shape) if len(x.shape) > 1 else np.ones(x.shape)
+        return jnp.asarray(value, jnp.promote_types(x.dtype, dtype))
 
-    params = jax.tree.map(louder, nnx.state(lm, nnx.Param))
-    nnx.update(lm, jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, dtype)), params))
+    nnx.update(lm, jax.tree.map(loud, nnx.state(lm, nnx.Param)))
     return lm
 
 
@@ -175,13 +175,21 @@ def counting(rng: np.random.Generator, by: int, cycle: int, length: int = 32) ->
     return batch | {"segments_BT": ones_BT, "positions_BT": positions_BT}
 
 
-def learned(by: int, cycle: int) -> SpeechLM:
-    """A toy that has learned to count: its drafts are accepted down to every depth."""
+@functools.cache
+def learner() -> tuple:
+    """How toys learn, compiled once: the graph of a model, its first parameters, the optimiser and the step."""
     config = Config(MODEL, HEADS, train=TrainConfig(steps=150, warmup_steps=10, optimizer="adamw", learning_rate=1e-2))
     graph, params = make_model(config)
     optimizer = make_optimizer(config.train)
-    step, state, rng = make_train_step(config, optimizer, graph), optimizer.init(params), np.random.default_rng(0)
-    for _ in range(config.train.steps):
+    return graph, params, optimizer, make_train_step(config, optimizer, graph)
+
+
+def learned(by: int, cycle: int) -> SpeechLM:
+    """A toy that has learned to count: its drafts are accepted down to every depth."""
+    graph, first, optimizer, step = learner()
+    params, rng = jax.tree.map(jnp.copy, first), np.random.default_rng(0)
+    state = optimizer.init(params)
+    for _ in range(150):
         params, state, _, _ = step(params, state, counting(rng, by, cycle))
     return nnx.merge(graph, params)
 
