@@ -61,16 +61,18 @@ def assert_same(a: nnx.State, b: nnx.State) -> None:
 
 
 def child(config: Config, folder: Path, cache: Path) -> None:
-    """A whole run in a process of its own."""
+    """A whole run in a process of its own, on one device."""
+    os.environ["XLA_FLAGS"] = ""
     compiled.read_from(cache)
     run(config, folder)
 
 
 @pytest.mark.slow
-def test_kill_9_at_ten_points_changes_no_bit(data, cache, tmp_path):
+def test_kill_9_at_ten_points_changes_no_bit(data, cache, tmp_path, monkeypatch):
     config, rng = config_of(data, steps=STEPS, checkpoint_every=2, eval_every=10), np.random.default_rng(0)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["vadusa_jax.training.loop"])
+    context.set_forkserver_preload(["vadusa_jax.training.loop", Path(__file__).stem])
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), os.pathsep)
 
     def start(name: str) -> multiprocessing.Process:
         process = context.Process(target=child, args=(config, tmp_path / name, cache))
