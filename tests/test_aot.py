@@ -117,14 +117,15 @@ def test_what_is_not_known_is_named():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tree", [ROOT, random_tree(0, 8)], ids=len)
-def test_a_step_compiled_for_a_tpu_keeps_the_cache_in_place_and_asks_no_host(tree):
+def test_a_step_compiled_for_a_tpu_keeps_the_cache_in_place_and_asks_no_host(tree, monkeypatch):
     pytest.importorskip("libtpu", reason="the compiler for TPUs comes with the extra [aot]")
     step = tpu.Step(MODEL, HEADS, tree, 2, 256, jnp.bfloat16)
-    compiled, _ = tpu.compile_step(topology.find_topology("v5e:2x2"), step)
+    compiled, seconds = tpu.compile_step(topology.find_topology("v5e:2x2"), step)
     text = compiled.as_text()
     assert not any(word in text for word in ("infeed", "outfeed", "host_transfer=true", "send(", "recv("))
     cache = 2 * MODEL.layers * 2 * 256 * MODEL.width * 2
     assert compiled.memory_analysis().alias_size_in_bytes >= cache
+    monkeypatch.setattr(tpu, "compile_step", lambda *_: (compiled, seconds))  # once is enough
     row = tpu.step_row("v5e:2x2", step)
     assert 0 < row["minimum_bytes"] <= row["hbm_bytes"] and row["minimum_us"] <= row["roofline_us"]
     assert row["minimum_bytes"] > cache

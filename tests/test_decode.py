@@ -101,7 +101,7 @@ def test_a_pass_over_the_tree_equals_a_pass_over_every_path(x64, tolerance):
 def test_no_step_copies_the_cache(lm, tree, rows):
     prompts = make_prompts([[20, 21, 22]] * rows, [40] * rows, range(rows), 0, DECODE)
     settings = make_settings(tree, EXACT, DECODE)
-    state = prefill(lm, prompts, settings=settings, slots=SLOTS)
+    state = jax.eval_shape(functools.partial(prefill.compiled(), settings=settings, slots=SLOTS), lm, prompts)
     compiled = advance.compiled().lower(lm, prompts, state, settings=settings).compile().as_text()
     heads, size = rows * MODEL.attention_heads, MODEL.width // MODEL.attention_heads
     steps, _ = compiled.split("ENTRY ")  # all that the loop calls comes before the entry computation
