@@ -12,8 +12,20 @@ import jax
 import pytest
 from hypothesis import settings
 
+# Files that take a minute or more begin first, so that all workers of `--dist loadfile` end at about the same time.
+LONG = ("end_to_end", "draft", "multihost", "decode", "interruption", "aot", "bench", "training", "queue", "parallel")
+
 settings.register_profile("project", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("project")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.option.loadscopereorder = False  # pytest-xdist would begin with the files that hold the most tests
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {f"test_{name}": place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
 
 
 @pytest.fixture

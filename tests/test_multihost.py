@@ -75,7 +75,7 @@ def assert_close(one: list, other: list) -> None:
 
 
 @pytest.mark.slow
-def test_a_pod_of_two_by_four_devices_that_ends_on_sigterm_and_goes_on_trains_as_one_process_with_eight_or_one(
+def test_a_pod_of_two_by_four_that_saves_on_sigterm_and_goes_on_trains_as_one_with_eight_and_as_one_device(
     config, pod, tmp_path, monkeypatch
 ):
     there, file = pod(*flags(config, tmp_path / "2x4")), tmp_path / "2x4" / "metrics.jsonl"
