@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from toys import BATCH, DECODE, MODEL, SLOTS, lean, random_prompts, random_tree, rows_of, said, speak, toy_model
 
 from vadusa_jax.decode.accept import EXACT, Tolerance
-from vadusa_jax.decode.draft import DraftLM
+from vadusa_jax.decode.draft import MEDUSA, DraftLM
 from vadusa_jax.decode.loop import advance, prefill
 from vadusa_jax.decode.prompts import TooLong, make_prompts, make_settings, take_rows
 from vadusa_jax.decode.queue import decode_all, decode_each
@@ -80,7 +80,7 @@ def test_decoding_that_pauses_says_the_same(tree):
     lm, settings = toy_model(), make_settings(tree, EXACT, DECODE)
     prompts = make_prompts(random_prompts(np.random.default_rng(0)), [40] * BATCH, range(BATCH), 0, DECODE)
     whole = speak(lm, prompts, tree)
-    state, counts = prefill(lm, prompts, settings=settings, slots=SLOTS), [0]
+    state, counts = prefill(lm, prompts, settings=settings, slots=SLOTS, drafter=MEDUSA), [0]
     while (np.asarray(state.finish_B) == RUNNING).any():
         state = advance(lm, prompts, state, 1, counts[-1] + 7, settings=settings)
         counts.append(int(np.asarray(state.count_B)[np.asarray(state.finish_B) == RUNNING].max(initial=0)))
