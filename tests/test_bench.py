@@ -21,6 +21,7 @@ from vadusa_jax.evaluation.speed import PeerRun, Run, project, queue_rows, speed
 from vadusa_jax.model.heads import SpeechLM
 
 DECODE = DecodeConfig()
+ONE = dataclasses.replace(MODEL, layers=1)
 RUN = Run(
     prefill_s=1.0, decode_s=9.0, batches=2, tokens=20, row_steps=20, passes=18, live=1800.0,
     compilations=0, bare_s=0.4, bandwidth=1e6,
@@ -68,7 +69,7 @@ def test_figures_of_made_up_runs():
 def test_bytes_that_must_move():
     model = ModelConfig(speech_vocab=9, text_vocab=5, layers=3, width=8, attention_heads=2, ffn=16)
     block, head, lm_head = 4 * 64 + 3 * 8 * 16 + 2 * 8, 2 * (64 + 8) + 8 * 10, 8 * 10
-    lm = SpeechLM(model, HeadsConfig(count=4, layers=2), rngs=nnx.Rngs(0))
+    lm = toy_model(model=model, heads=HeadsConfig(count=4, layers=2))
     for used in (0, 1, 4):
         assert roofline.weight_bytes(lm, used) == 4 * (3 * block + 8 + lm_head + used * head)
     half = subjects.in_dtype(lm, model, HeadsConfig(count=4, layers=2), "bfloat16")
@@ -107,16 +108,21 @@ def test_turns_alternate():
 # Real runs
 
 
-@pytest.fixture(scope="module")
-def measured():
-    one_layer = dataclasses.replace(MODEL, layers=1)
-    subject, untrained = toy_subject(model=one_layer), toy_subject(trained=False, model=one_layer)
-    with pytest.MonkeyPatch.context() as patch:  # how exactly bandwidth and bare passes are measured is no matter here
+@pytest.fixture(scope="module", autouse=True)
+def hasty():
+    """How exactly bandwidth and bare passes are measured does not matter here."""
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(roofline, "STREAM_BYTES", 2**23)
         patch.setattr(speed, "BARE_S", 0.02)
-        rows = [row for batch in (1, 2) for row in speed_rows(subject, MODES, batch, repeats=2)]
-        rows += speed_rows(untrained, MODES, 1, repeats=2, peer=lambda _: PeerRun(10, 100.0))
-        return project(rows), queue_rows(subject, "ar", MODES["ar"], (1, 2), repeats=2)
+        yield
+
+
+@pytest.fixture(scope="module")
+def measured():
+    subject, untrained = toy_subject(model=ONE), toy_subject(trained=False, model=ONE)
+    rows = [row for batch in (1, 2) for row in speed_rows(subject, MODES, batch, repeats=2)]
+    rows += speed_rows(untrained, MODES, 1, repeats=2, peer=lambda _: PeerRun(10, 100.0))
+    return project(rows), queue_rows(subject, "ar", MODES["ar"], (1, 2), repeats=2)
 
 
 def test_exact_says_the_same_in_fewer_steps(measured):
@@ -185,7 +191,7 @@ def test_a_bare_pass_is_within_the_step():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_random_models_say_as_many_tokens_as_asked(monkeypatch, dtype):
-    monkeypatch.setitem(SHAPES, "toy", dataclasses.replace(MODEL, max_length=2048))
+    monkeypatch.setitem(SHAPES, "toy", dataclasses.replace(ONE, max_length=2048))
     subject = subjects.random_subject("toy", HEADS, DECODE, dtype, rows=2, tokens=9)
     ar, exact = speed_rows(subject, {"ar": MODES["ar"], "exact": MODES["exact"]}, 2, repeats=1)
     assert ar["tokens"] == exact["tokens"] == 18

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import compiled
 import jax
 import pytest
 from toys import TINY, tiny_tokens
@@ -44,7 +45,7 @@ def flags(config, folder: Path, *more: str) -> list[str]:
 
 
 @pytest.fixture
-def pod(tmp_path):
+def pod(tmp_path, cache):
     """Starts launch/multihost_cpu.sh with the Python of the tests, or with another program in its place."""
 
     def start(*arguments, program: str = f'exec {sys.executable} "$@"', environment=()) -> subprocess.Popen:
@@ -55,7 +56,7 @@ def pod(tmp_path):
         clean = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
         return subprocess.Popen(
             ["bash", SCRIPT, *map(str, arguments)],
-            env=clean | {"VADUSA_VENV": str(tmp_path / "venv")} | dict(environment),
+            env=clean | compiled.environment(cache) | {"VADUSA_VENV": str(tmp_path / "venv")} | dict(environment),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
