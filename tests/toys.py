@@ -104,7 +104,7 @@ def toy_voice(folder: Path, seed: int = 0) -> Path:
     """A whole voice with random weights, as `export` leaves one: 20 speech tokens, a tree of 8 nodes for each rule."""
     vocabulary = Vocabulary.english()
     model = dataclasses.replace(MODEL, speech_vocab=20, text_vocab=len(vocabulary), max_length=512)
-    save_lm(folder, Config(model, HEADS), toy_model(seed, model=model))
+    save_lm(folder, Config(model, HEADS), lean(toy_model(seed, model=model), model.eos, -1.5))  # speaks about 2 s
     vocabulary.save(folder / "vocabulary.json")
     tree = random_tree(seed, nodes=8)
     fitted = FittedTree(tree, tuple(1.0 + 0.1 * t for t in range(8)), {}, ((0.5, 0.2),) * HEADS.count)
