@@ -2,16 +2,13 @@
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from toys import HEADS, MODEL, random_tree, toy_model, toy_voice
+from toys import HEADS, MODEL, random_tree, toy_model
 
 from vadusa_jax.config import SHAPES, Config, DecodeConfig, HeadsConfig, ModelConfig
 from vadusa_jax.decode.accept import EXACT, Tolerance
@@ -24,17 +21,18 @@ from vadusa_jax.evaluation.speed import PeerRun, Run, project, queue_rows, speed
 from vadusa_jax.model.heads import SpeechLM
 
 DECODE = DecodeConfig()
+ONE = dataclasses.replace(MODEL, layers=1)
 RUN = Run(
     prefill_s=1.0, decode_s=9.0, batches=2, tokens=20, row_steps=20, passes=18, live=1800.0,
     compilations=0, bare_s=0.4, bandwidth=1e6,
 )  # fmt: skip
 
 
-def toy_subject(dtype: str = "float32", trained: bool = True) -> subjects.Subject:
+def toy_subject(trained: bool = True, model: ModelConfig = MODEL) -> subjects.Subject:
     """Five rows of different lengths; none may end before it has said half of its limit."""
     limits = [40, 25, 30, 40, 12]
     prompts = make_prompts([[21] * n for n in (3, 9, 5, 4, 7)], limits, range(5), 0, DECODE, [n // 2 for n in limits])
-    subject = subjects.voice_subject("toy", toy_model(), Config(MODEL, HEADS), prompts, dtype)
+    subject = subjects.voice_subject("toy", toy_model(model=model), Config(model, HEADS), prompts, "float32")
     return dataclasses.replace(subject, trained=trained)
 
 
@@ -71,7 +69,7 @@ def test_figures_of_made_up_runs():
 def test_bytes_that_must_move():
     model = ModelConfig(speech_vocab=9, text_vocab=5, layers=3, width=8, attention_heads=2, ffn=16)
     block, head, lm_head = 4 * 64 + 3 * 8 * 16 + 2 * 8, 2 * (64 + 8) + 8 * 10, 8 * 10
-    lm = SpeechLM(model, HeadsConfig(count=4, layers=2), rngs=nnx.Rngs(0))
+    lm = toy_model(model=model, heads=HeadsConfig(count=4, layers=2))
     for used in (0, 1, 4):
         assert roofline.weight_bytes(lm, used) == 4 * (3 * block + 8 + lm_head + used * head)
     half = subjects.in_dtype(lm, model, HeadsConfig(count=4, layers=2), "bfloat16")
@@ -110,11 +108,20 @@ def test_turns_alternate():
 # Real runs
 
 
+@pytest.fixture(scope="module", autouse=True)
+def hasty():
+    """How exactly bandwidth and bare passes are measured does not matter here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(roofline, "STREAM_BYTES", 2**23)
+        patch.setattr(speed, "BARE_S", 0.02)
+        yield
+
+
 @pytest.fixture(scope="module")
 def measured():
-    subject = toy_subject()
+    subject, untrained = toy_subject(model=ONE), toy_subject(trained=False, model=ONE)
     rows = [row for batch in (1, 2) for row in speed_rows(subject, MODES, batch, repeats=2)]
-    rows += speed_rows(toy_subject(trained=False), MODES, 1, repeats=2, peer=lambda _: PeerRun(10, 100.0))
+    rows += speed_rows(untrained, MODES, 1, repeats=2, peer=lambda _: PeerRun(10, 100.0))
     return project(rows), queue_rows(subject, "ar", MODES["ar"], (1, 2), repeats=2)
 
 
@@ -184,7 +191,7 @@ def test_a_bare_pass_is_within_the_step():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_random_models_say_as_many_tokens_as_asked(monkeypatch, dtype):
-    monkeypatch.setitem(SHAPES, "toy", dataclasses.replace(MODEL, max_length=2048))
+    monkeypatch.setitem(SHAPES, "toy", dataclasses.replace(ONE, max_length=2048))
     subject = subjects.random_subject("toy", HEADS, DECODE, dtype, rows=2, tokens=9)
     ar, exact = speed_rows(subject, {"ar": MODES["ar"], "exact": MODES["exact"]}, 2, repeats=1)
     assert ar["tokens"] == exact["tokens"] == 18
@@ -211,57 +218,6 @@ def test_transformers_says_as_many_tokens_as_we_do():
         peer(make_prompts([[21] * 5] * 2, [7, 8], range(2), 0, DECODE))
 
 
-# The command
-
-
-@pytest.mark.slow
-def test_bench(tmp_path):
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    ran = subprocess.run(
-        [
-            *(sys.executable, "-m", "vadusa_jax.bench", "--model", str(toy_voice(tmp_path / "toy"))),
-            *(
-                "--shapes",
-                "demo",
-                "--modes",
-                "ar,exact",
-                "--batch",
-                "1,2",
-                "--texts",
-                "3",
-                "--repeats",
-                "2",
-                "--queue",
-                "--stream",
-            ),
-            *(f"--{kind}={tmp_path / 'out' / f'bench.{kind}'}" for kind in ("json", "csv")),
-            f"--plot={tmp_path / 'out' / 'bench.png'}",
-        ],
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"bench.json", "bench.csv", "bench.png"}
-    made = json.loads((tmp_path / "out" / "bench.json").read_text())
-    assert [(row["shape"], row["batch"], row["nodes"], row["texts"]) for row in made["rows"]] == [
-        *(("toy", 1, 1, 3), ("toy", 1, 8, 3), ("toy", 2, 1, 4), ("toy", 2, 8, 4))
-    ]
-    assert made["summary"]["recompilations"] == 0
-    for row in made["streams"]:
-        assert row["seconds"] >= 10 and 0 < row["first_ms"] < row["streamed_ms"]
-    assert [row["mode"] for row in made["streams"]] == ["ar", "exact"]
-    assert made["summary"]["transfers_per_64_tokens"] <= 1
-    header = next(line for line in ran.stdout.splitlines() if line.startswith("|"))
-    assert all(name in header for name in ("mode", "batch", "device", "dtype", "tokens", "speed-up"))
-
-
-@pytest.mark.parametrize("arguments", [("--shapes", "7m"), ("--batch", "0"), ("--dtypes", "int8")])
-def test_what_cannot_be_timed_is_named(arguments):
-    ran = subprocess.run([sys.executable, "-m", "vadusa_jax.bench", *arguments], capture_output=True, text=True)
-    assert ran.returncode != 0 and "must be" in ran.stderr
-
-
 # divergence
 
 
@@ -270,6 +226,6 @@ def test_float32_never_diverges_and_bfloat16_only_where_two_tokens_are_level():
     gaps = {}
     for dtype in ("float32", "bfloat16"):
         lm = subjects.in_dtype(toy_model(), MODEL, HEADS, dtype)
-        gaps[dtype] = [found.gap for found in divergences(lm, prompts, MODES["ar"], MODES["exact"], batch=8)]
+        gaps[dtype] = [found.gap for found in divergences(lm, prompts, MODES["ar"], MODES["exact"], batch=16)]
     assert gaps["float32"] == []
     assert all(gap < 0.3 for gap in gaps["bfloat16"])  # logits of this toy are about 10, bfloat16 has 8 bits

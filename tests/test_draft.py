@@ -21,6 +21,7 @@ from vadusa_jax.decode.transitions import count_transitions, load_transitions, s
 from vadusa_jax.decode.tree import Tree, TreeError, chain
 from vadusa_jax.model.heads import SpeechLM
 
+ONE = dataclasses.replace(MODEL, layers=1)  # drafters do not see the layers
 SMALL = dataclasses.replace(MODEL, layers=1, width=16, attention_heads=2, ffn=24)
 HYDRA = dataclasses.replace(HEADS, kind="hydra")
 
@@ -31,12 +32,12 @@ def prompts(seed: int, limit: int = 40):
 
 @pytest.fixture(scope="module")
 def lm() -> SpeechLM:
-    return toy_model()
+    return toy_model(model=ONE)
 
 
 @pytest.fixture(scope="module")
 def hydra() -> SpeechLM:
-    return toy_model(heads=HYDRA)
+    return toy_model(model=ONE, heads=HYDRA)
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,11 @@ import signal
 import time
 from pathlib import Path
 
+import compiled
 import jax
 import numpy as np
 import pytest
 from flax import nnx
-from jax.experimental.compilation_cache import compilation_cache
 from toys import TINY, tiny_tokens
 
 from vadusa_jax.config import Config, DataConfig
@@ -26,6 +26,7 @@ from vadusa_jax.training.step import make_model
 from vadusa_jax.training.stopping import Notice, Preempted
 from vadusa_jax.training.watch import TrainingDiverged
 
+pytestmark = pytest.mark.usefixtures("compiled_once")  # most of these runs take the same steps
 STEPS = 30
 KILLS = 10
 
@@ -33,21 +34,6 @@ KILLS = 10
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> DataConfig:
     return tiny_tokens(tmp_path_factory.mktemp("data") / "tokens")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    """Runs of this file, whatever process they are in, compile what they share once."""
-    folder = str(tmp_path_factory.mktemp("cache"))
-    use_cache(folder)
-    yield folder
-    use_cache(None)
-
-
-def use_cache(folder: str | None) -> None:
-    jax.config.update("jax_compilation_cache_dir", folder)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0 if folder else 1)
-    compilation_cache.reset_cache()  # it is opened once, and would serve the tests of other files too
 
 
 def config_of(data: DataConfig, **changes) -> Config:
@@ -74,17 +60,19 @@ def assert_same(a: nnx.State, b: nnx.State) -> None:
 # kill -9
 
 
-def child(config: Config, folder: Path, cache: str) -> None:
-    """A whole run in a process of its own."""
-    use_cache(cache)
+def child(config: Config, folder: Path, cache: Path) -> None:
+    """A whole run in a process of its own, on one device."""
+    os.environ["XLA_FLAGS"] = ""
+    compiled.read_from(cache)
     run(config, folder)
 
 
 @pytest.mark.slow
-def test_kill_9_at_ten_points_changes_no_bit(data, cache, tmp_path):
+def test_kill_9_at_ten_points_changes_no_bit(data, cache, tmp_path, monkeypatch):
     config, rng = config_of(data, steps=STEPS, checkpoint_every=2, eval_every=10), np.random.default_rng(0)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["vadusa_jax.training.loop"])
+    context.set_forkserver_preload(["vadusa_jax.training.loop", Path(__file__).stem])
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), os.pathsep)
 
     def start(name: str) -> multiprocessing.Process:
         process = context.Process(target=child, args=(config, tmp_path / name, cache))

@@ -8,8 +8,7 @@ import pytest
 from flax import nnx
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
-from test_training import pack
-from toys import HEADS, MODEL
+from toys import HEADS, MODEL, pack
 
 from configs import tiny
 from vadusa_jax.config import Config, DataConfig, HeadsConfig, MeshConfig, ModelConfig, TrainConfig, from_config_dict
@@ -137,7 +136,7 @@ def test_a_width_that_does_not_divide_is_named():
 
 def step_bytes(heads: int, **train) -> int:
     """Bytes of arguments and temporary arrays of one compiled step on one device."""
-    model = ModelConfig(speech_vocab=1000, layers=6, width=128, attention_heads=2, ffn=352)
+    model = ModelConfig(speech_vocab=1000, layers=3, width=128, attention_heads=2, ffn=352)
     config = changed(Config(model=model, heads=HeadsConfig(count=heads)), optimizer="adamw", **train)
     graph, params = nnx.eval_shape(lambda: make_model(config))
     optimizer = make_optimizer(config.train)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from toys import BATCH, DECODE, MODEL, SLOTS, lean, random_prompts, random_tree, rows_of, said, speak, toy_model
 
 from vadusa_jax.decode.accept import EXACT, Tolerance
-from vadusa_jax.decode.draft import DraftLM
+from vadusa_jax.decode.draft import MEDUSA, DraftLM
 from vadusa_jax.decode.loop import advance, prefill
 from vadusa_jax.decode.prompts import TooLong, make_prompts, make_settings, take_rows
 from vadusa_jax.decode.queue import decode_all, decode_each
@@ -20,6 +20,7 @@ from vadusa_jax.decode.tree import ROOT, chain
 from vadusa_jax.model.heads import SpeechLM
 
 TREE = random_tree(7, 12)
+ONE = dataclasses.replace(MODEL, layers=1)  # sampling does not see the layers
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +80,7 @@ def test_decoding_that_pauses_says_the_same(tree):
     lm, settings = toy_model(), make_settings(tree, EXACT, DECODE)
     prompts = make_prompts(random_prompts(np.random.default_rng(0)), [40] * BATCH, range(BATCH), 0, DECODE)
     whole = speak(lm, prompts, tree)
-    state, counts = prefill(lm, prompts, settings=settings, slots=SLOTS), [0]
+    state, counts = prefill(lm, prompts, settings=settings, slots=SLOTS, drafter=MEDUSA), [0]
     while (np.asarray(state.finish_B) == RUNNING).any():
         state = advance(lm, prompts, state, 1, counts[-1] + 7, settings=settings)
         counts.append(int(np.asarray(state.count_B)[np.asarray(state.finish_B) == RUNNING].max(initial=0)))
@@ -112,7 +113,7 @@ def test_a_stream_of_chunks_is_what_is_said_at_once_and_nothing_follows_eos(lm, 
 @settings(max_examples=4)
 @given(st.integers(0, 10**6))
 def test_rows_with_settings_of_their_own_equal_each_alone(seed):
-    lm, rng = toy_model(), np.random.default_rng(seed)
+    lm, rng = toy_model(model=ONE), np.random.default_rng(seed)
     each = [
         dataclasses.replace(DECODE, temperature=t, top_k=k, top_p=p)
         for t, k, p in [(0.9, 12, 0.97), (0.5, 0, 1.0), (1.3, 3, 1.0), (0.8, 0, 0.6)]
@@ -142,7 +143,7 @@ RAS = dataclasses.replace(DECODE, top_k=2, temperature=0.6, repeat_window=6, rep
 @settings(max_examples=4)
 @given(st.integers(0, 10**6))
 def test_repetition_aware_sampling_per_path_equals_plain_decoding(seed):
-    lm = toy_model()
+    lm = toy_model(model=ONE)
     prompts = make_prompts(random_prompts(np.random.default_rng(seed)), [40] * BATCH, range(BATCH), seed, RAS)
     plain = said(speak(lm, prompts, decode=RAS))
     for tree in (TREE, chain(4)):

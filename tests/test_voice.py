@@ -3,12 +3,9 @@
 import dataclasses
 import json
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
-import soundfile
 from toys import CODEC, lean, toy_voice
 
 from vadusa_jax.decode.modes import parse_mode
@@ -145,37 +142,6 @@ def test_weights_of_another_config_are_named_with_both_shapes(folder, tmp_path):
     (broken / "config.json").write_text(json.dumps(config))
     with pytest.raises(WeightsError, match=r"parameter .* has shape .*32.*, the config asks .*64"):
         Voice.load(broken)
-
-
-# the command
-
-
-@pytest.mark.slow
-def test_synthesize_speaks_a_file_and_counts_what_it_skips(folder, tmp_path):
-    lines, out = tmp_path / "lines.txt", tmp_path / "out"
-    long, endless = " ".join(["A long way to go."] * 9), "banana" * 400
-    lines.write_text(f"Good morning.\n\n...\n  \n{long}\n{endless}\n你好\n", encoding="utf-8")
-    flags = f"--model {folder} --text_file {lines} --out {out} --mode exact --nodes 4 --seed 1 --batch 2 --top_k 5"
-    command = [sys.executable, "-m", "vadusa_jax.synthesize", *flags.split(), "--text", "Where is the station?"]
-    ran = subprocess.run(command, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
-    assert "3 lines skipped" in ran.stdout and "split the text" in ran.stdout and "3 texts" in ran.stdout
-    records = json.loads((out / "spoken.json").read_text())
-    assert [record["text"] for record in records] == ["Where is the station?", "Good morning.", long]
-    assert [record["pieces"] for record in records] == [1, 1, 9]
-    assert {path.name for path in out.iterdir()} == {"spoken.json", *(record["wav"] for record in records)}
-    for record in records:
-        wave, rate = soundfile.read(out / record["wav"])
-        assert rate == 16_000 and len(wave) / rate == pytest.approx(record["seconds"])
-        assert len(wave) == 320 * record["tokens"] and np.isfinite(wave).all()
-        assert len(record["finish"]) == record["pieces"] and set(record["finish"]) <= {"eos", "length", "repeat"}
-    streamed = subprocess.run(
-        [*command, "--stream", "--out", str(tmp_path / "streamed")], capture_output=True, text=True
-    )
-    assert streamed.returncode == 0 and "First sound after" in streamed.stdout, streamed.stderr
-    for record in records:
-        waves = [soundfile.read(folder / record["wav"])[0] for folder in (out, tmp_path / "streamed")]
-        np.testing.assert_allclose(*waves, atol=1e-3)
 
 
 # streaming and long text

@@ -1,6 +1,7 @@
 """Small stand-ins that the tests share: a model of a few thousand parameters, random draft trees, a voice of both."""
 
 import dataclasses
+import functools
 from pathlib import Path
 
 import jax
@@ -31,6 +32,7 @@ HEADS = HeadsConfig(count=4, layers=2)
 DECODE = DecodeConfig(temperature=0.9, top_k=12, top_p=0.97, repeat_limit=12)
 TREE = Tree(((), (0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (2,), (0, 0, 0, 0), (0, 1, 0), (1, 0, 2), (0, 1, 0, 1)))
 BATCH, SLOTS, REPEATS = 8, 256, 12  # the same everywhere: every other value is another compilation
+ROW = 48  # tokens of a packed row
 CODEC = CodecConfig(
     levels=(5, 4), encoder_width=8, encoder_layers=1, decoder_width=8, decoder_layers=1, refiner_layers=1,
     vocoder_width=8, vocoder_layers=1,
@@ -61,14 +63,13 @@ def toy_model(
     seed: int = 0, dtype: jnp.dtype = jnp.float32, model: ModelConfig = MODEL, heads: HeadsConfig = HEADS
 ) -> SpeechLM:
     """Random weights, large enough that the next token really depends on the whole context."""
-    lm = SpeechLM(model, heads, dtype, rngs=nnx.Rngs(seed))
-    keys = iter(jax.random.split(jax.random.key(seed), 1000))
+    lm, rng = nnx.eval_shape(lambda: SpeechLM(model, heads, dtype, rngs=nnx.Rngs(0))), np.random.default_rng(seed)
 
-    def louder(x: jax.Array) -> jax.Array:
-        return x + 0.25 * jax.random.normal(next(keys), x.shape, x.dtype) if x.ndim > 1 else x
+    def loud(x: jax.ShapeDtypeStruct) -> jax.Array:
+        value = 0.25 * rng.standard_normal(x.shape) if len(x.shape) > 1 else np.ones(x.shape)
+        return jnp.asarray(value, jnp.promote_types(x.dtype, dtype))
 
-    params = jax.tree.map(louder, nnx.state(lm, nnx.Param))
-    nnx.update(lm, jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, dtype)), params))
+    nnx.update(lm, jax.tree.map(loud, nnx.state(lm, nnx.Param)))
     return lm
 
 
@@ -103,7 +104,7 @@ def toy_voice(folder: Path, seed: int = 0) -> Path:
     """A whole voice with random weights, as `export` leaves one: 20 speech tokens, a tree of 8 nodes for each rule."""
     vocabulary = Vocabulary.english()
     model = dataclasses.replace(MODEL, speech_vocab=20, text_vocab=len(vocabulary), max_length=512)
-    save_lm(folder, Config(model, HEADS), toy_model(seed, model=model))
+    save_lm(folder, Config(model, HEADS), lean(toy_model(seed, model=model), model.eos, -1.5))  # speaks about 2 s
     vocabulary.save(folder / "vocabulary.json")
     tree = random_tree(seed, nodes=8)
     fitted = FittedTree(tree, tuple(1.0 + 0.1 * t for t in range(8)), {}, ((0.5, 0.2),) * HEADS.count)
@@ -174,12 +175,44 @@ def counting(rng: np.random.Generator, by: int, cycle: int, length: int = 32) ->
     return batch | {"segments_BT": ones_BT, "positions_BT": positions_BT}
 
 
-def learned(by: int, cycle: int) -> SpeechLM:
-    """A toy that has learned to count: its drafts are accepted down to every depth."""
+@functools.cache
+def learner() -> tuple:
+    """How toys learn, compiled once: the graph of a model, its first parameters, the optimiser and the step."""
     config = Config(MODEL, HEADS, train=TrainConfig(steps=150, warmup_steps=10, optimizer="adamw", learning_rate=1e-2))
     graph, params = make_model(config)
     optimizer = make_optimizer(config.train)
-    step, state, rng = make_train_step(config, optimizer, graph), optimizer.init(params), np.random.default_rng(0)
-    for _ in range(config.train.steps):
+    return graph, params, optimizer, make_train_step(config, optimizer, graph)
+
+
+def learned(by: int, cycle: int) -> SpeechLM:
+    """A toy that has learned to count: its drafts are accepted down to every depth."""
+    graph, first, optimizer, step = learner()
+    params, rng = jax.tree.map(jnp.copy, first), np.random.default_rng(0)
+    state = optimizer.init(params)
+    for _ in range(150):
         params, state, _, _ = step(params, state, counting(rng, by, cycle))
     return nnx.merge(graph, params)
+
+
+def pack(rows: list[list[int]], seed: int = 0) -> dict[str, np.ndarray]:
+    """A batch of rows of segments of the given lengths; the second half of every segment is speech."""
+    rng = np.random.default_rng(seed)
+    shape = (len(rows), ROW)
+    batch = {f"{name}_BT": np.zeros(shape, np.int32) for name in ("mask", "segments", "positions")}
+    batch |= {
+        f"{name}_BT": rng.integers(0, MODEL.output_vocab, shape).astype(np.int32) for name in ("tokens", "targets")
+    }
+    for b, lengths in enumerate(rows):
+        start = 0
+        for number, length in enumerate(lengths, start=1):
+            here = (b, slice(start, start + length))
+            batch["segments_BT"][here] = number
+            batch["positions_BT"][here] = np.arange(length)
+            batch["mask_BT"][here] = np.arange(length) >= length // 2
+            start += length
+    return batch
+
+
+def same(a: nnx.State, b: nnx.State) -> list[bool]:
+    """Which arrays of two states are equal to the last bit."""
+    return [np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)]

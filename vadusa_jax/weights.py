@@ -25,7 +25,10 @@ def save_weights(module: nnx.Module, path: Path) -> None:
 
 
 def load_weights(module: nnx.Module, path: Path) -> None:
-    """Fills the module; raises WeightsError naming the parameter and both shapes when the file does not match."""
+    """Fills the module, which may be of shapes alone.
+
+    Raises WeightsError naming the parameter and both shapes when the file does not match.
+    """
     stored, wanted = load_file(path), _named(module)
     for name in sorted(stored.keys() ^ wanted.keys()):
         raise WeightsError(f"{path}: parameter {name} is {'missing' if name in wanted else 'unknown to the config'}")

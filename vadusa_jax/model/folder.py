@@ -14,7 +14,7 @@ WEIGHTS = "model.safetensors"
 def load_lm(folder: Path) -> tuple[Config, SpeechLM]:
     """The config and the language model in a folder."""
     config = load_config(folder)
-    lm = SpeechLM(config.model, config.heads, rngs=nnx.Rngs(0))
+    lm = nnx.eval_shape(lambda: SpeechLM(config.model, config.heads, rngs=nnx.Rngs(0)))  # shapes: the file has the rest
     load_weights(lm, folder / WEIGHTS)
     return config, lm
 

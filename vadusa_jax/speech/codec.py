@@ -139,7 +139,7 @@ class FsqCodec:
     @classmethod
     def load(cls, folder: Path, config: dict[str, Any]) -> "FsqCodec":
         """What `save` wrote; any mismatch is an error that names the parameter and both shapes."""
-        codec = new_codec(configs.from_dict(CodecConfig, config), seed=0)
+        codec = new_codec(configs.from_dict(CodecConfig, config), seed=None)
         load_weights(codec.encoder, folder / "encoder.safetensors")
         load_weights(codec.decoder, folder / "decoder.safetensors")
         if not (folder / "vocoder.safetensors").exists():
@@ -180,10 +180,14 @@ def load_codec(folder: str | Path) -> Codec:
     return getattr(importlib.import_module(room), name).load(folder, facts["config"])
 
 
-def new_codec(config: CodecConfig, seed: int) -> FsqCodec:
-    """An untrained codec."""
-    rngs = nnx.Rngs(seed)
-    return FsqCodec(config, Encoder(config, rngs=rngs), Decoder(config, rngs=rngs), Vocoder(config, rngs=rngs))
+def new_codec(config: CodecConfig, seed: int | None) -> FsqCodec:
+    """An untrained codec; without a seed one of shapes alone, whose weights are to be loaded."""
+
+    def parts() -> tuple[Encoder, Decoder, Vocoder]:
+        rngs = nnx.Rngs(seed or 0)
+        return Encoder(config, rngs=rngs), Decoder(config, rngs=rngs), Vocoder(config, rngs=rngs)
+
+    return FsqCodec(config, *(nnx.eval_shape(parts) if seed is None else parts()))
 
 
 def _bucket(count: int) -> int:

@@ -17,7 +17,7 @@ class ConvNeXtBlock(nnx.Module):
         self.norm = nnx.LayerNorm(width, rngs=rngs)
         self.widen = nnx.Linear(width, width * expansion, rngs=rngs)
         self.narrow = nnx.Linear(width * expansion, width, rngs=rngs)
-        self.gain = nnx.Param(jnp.full((width,), 0.2))
+        self.gain = nnx.Param(jnp.full((width,), 0.2, jnp.float32))  # a bare 0.2 is a weak type: another compilation
 
     def __call__(self, h_BTC: jax.Array, mask_BT1: jax.Array) -> jax.Array:
         mixed_BTC = shifted_sum(h_BTC, self.taps[...])
