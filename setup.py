@@ -18,6 +18,7 @@ CORE = [
     "safetensors",
     "soundfile",
     "tqdm",
+    "tensorboardX",
     "phonemizer>=3.3",
     "espeakng-loader",
 ]

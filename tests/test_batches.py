@@ -1,7 +1,9 @@
 """Laws of packing and resuming, on token records written to disk."""
 
 import dataclasses
+import itertools
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -78,12 +80,16 @@ def assert_equal(left: list[dict], right: list[dict]) -> None:
 
 def test_a_sequence_with_a_known_answer():
     record = {"id": "x", "phones": np.array([7, 8]), "speech": np.array([3, 4, 5])}
-    got = batches.sequence(record, MODEL, limit=6)
+    got = batches.sequence(record, MODEL)
     assert got["tokens"].tolist() == [TEXT + 7, TEXT + 8, TEXT + SEP, 3, 4, 5]
     assert got["targets"].tolist() == [TEXT + 8, TEXT + SEP, 3, 4, 5, MODEL.eos]
     assert got["mask"].tolist() == [0, 0, 1, 1, 1, 1]
-    with pytest.raises(ValueError, match=r"'x' takes 6 positions and a row has 5.*row_length"):
-        batches.sequence(record, MODEL, limit=5)
+
+
+def test_a_record_longer_than_a_row_is_named_before_training(data):
+    longest = max(TRAIN, key=lambda record: len(record.phones) + len(record.speech))
+    with pytest.raises(ValueError, match=rf"{longest.id} takes \d+ positions and a row has 64.*row_length"):
+        batches.train_batches(dataclasses.replace(data, row_length=64), MODEL)
 
 
 def test_unpacking_the_dev_rows_gives_back_every_sequence_once(data):
@@ -92,26 +98,30 @@ def test_unpacking_the_dev_rows_gives_back_every_sequence_once(data):
     assert all(v.shape == (data.batch_rows, data.row_length) and v.dtype == np.int32 for b in found for v in b.values())
 
 
-def epochs(data: DataConfig, count: int, shard: tuple[int, int] = (0, 1)) -> list[list[tuple[int, ...]]]:
-    """The first `count` epochs of sequences of one shard, each sorted by when it came out."""
-    size = len(range(shard[0], len(TRAIN), shard[1]))
-    iterator, stream = batches.train_batches(data, MODEL, *shard), []
-    while len(stream) < (count + 2) * size:
-        stream += unpack(next(iterator))
-    return [stream[i * size : (i + 1) * size] for i in range(count)]
-
-
 def test_every_epoch_holds_the_training_set_in_another_order(data):
-    one_bin = dataclasses.replace(data, packing_bins=1)  # rows come out as their sequences came in
-    first, second, third = epochs(one_bin, 3)
+    iterator, stream = batches.train_batches(data, MODEL), []
+    while len(stream) < 4 * len(TRAIN):
+        stream += unpack(next(iterator))
+    first, second, third = (stream[i * len(TRAIN) : (i + 1) * len(TRAIN)] for i in range(3))
     assert sorted(first) == sorted(second) == sorted(third) == sorted(map(whole, TRAIN))
     assert first != second and second != third and first != third
 
 
-def test_shards_split_an_epoch(data):
-    one_bin = dataclasses.replace(data, packing_bins=1)
-    shards = [epochs(one_bin, 1, (i, 2))[0] for i in range(2)]
-    assert sorted(shards[0] + shards[1]) == sorted(map(whole, TRAIN))
+@pytest.mark.parametrize("split", ["train", "dev"])
+def test_processes_together_read_what_one_does(data, split):
+    data = dataclasses.replace(data, batch_rows=6)
+
+    def read(own: range | None = None) -> list[dict[str, np.ndarray]]:
+        found = (
+            batches.train_batches(data, MODEL, own) if split == "train" else batches.dev_batches(data, MODEL, own=own)
+        )
+        return list(itertools.islice(found, 30))
+
+    alone, parts = read(), [read(range(start, start + 2)) for start in (0, 2, 4)]
+    together = [
+        {name: np.concatenate([part[name] for part in step]) for name in step[0]} for step in zip(*parts, strict=True)
+    ]
+    assert_equal(alone, together)
 
 
 def test_the_seed_decides_the_stream(data):
@@ -141,6 +151,38 @@ def test_resume_at_any_step_goes_on_with_the_same_batches(data, stream, step, co
     assert_equal(take(iterator, 4), found[step : step + 4])
 
 
+def test_a_step_knows_the_names_of_its_records(data):
+    iterator, texts = batches.train_batches(data, MODEL), {record.id: whole(record) for record in TRAIN}
+    for step in range(1, 30):
+        assert sorted(texts[name] for name in iterator.names(step)) == sorted(unpack(next(iterator)))
+
+
+def test_a_corrupt_record_is_left_out_named_and_counted_and_nothing_else_moves(data, tmp_path, caplog):
+    bad = dataclasses.replace(TRAIN[5], speech=np.where(np.arange(len(TRAIN[5].speech)) == 3, 77, TRAIN[5].speech))
+    facts = dataset.CodecFacts(speech_vocab=MODEL.speech_vocab, frame_rate=50.0, sample_rate=16_000)
+    splits = {"train": [*TRAIN[:5], bad, *TRAIN[6:]], "dev": DEV}
+    dataset.write_dataset(tmp_path / "tokens", splits, Vocabulary.english(), facts)
+    damaged = batches.train_batches(dataclasses.replace(data, dir=str(tmp_path / "tokens")), MODEL)
+    good = batches.train_batches(data, MODEL)
+    for _ in range(30):
+        expected = [s for s in unpack(next(good)) if s != whole(TRAIN[5])]
+        assert unpack(next(damaged)) == expected
+    assert list(damaged.corrupt) == ["u0005"] and "77" in damaged.corrupt["u0005"] in caplog.text
+    assert caplog.text.count("u0005 is left out") == 1
+
+
+def test_damaged_files_end_in_an_error_that_says_what_and_where(data, tmp_path):
+    shutil.copytree(data.dir, tmp_path / "tokens")
+    file = next((tmp_path / "tokens").rglob("*train*.array_record*"))
+    content = bytearray(file.read_bytes())
+    content[100:20_000] = bytes(19_900)
+    file.write_bytes(content)
+    damaged = dataclasses.replace(data, dir=str(tmp_path / "tokens"))
+    with pytest.raises(batches.CorruptData, match=r"of 61 records in .*tokens \(train\) are corrupt"):
+        iterator = batches.train_batches(damaged, MODEL)
+        take(iterator, 30)
+
+
 def test_nine_of_ten_positions_hold_something(tmp_path):
     facts = dataset.CodecFacts(speech_vocab=MODEL.speech_vocab, frame_rate=50.0, sample_rate=16_000)
     like_the_demo_corpus = records(400, 2, phones=(20, 80), speech=(60, 210))
@@ -167,8 +209,6 @@ def test_bad_places_and_counts_are_named_errors(data, tmp_path):
         batches.train_batches(dataclasses.replace(data, dir=str(tmp_path)), MODEL)
     with pytest.raises(ValueError, match=r"no split 'test'; it has \['dev', 'train'\]"):
         batches.dev_batches(data, MODEL, split="test")
-    with pytest.raises(ValueError, match="multiple of the 3 processes"):
-        batches.train_batches(data, MODEL, 0, 3)
 
 
 def test_the_speech_of_a_split_is_read_record_by_record_with_eos(data):

@@ -11,30 +11,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import soundfile
 from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh
-from toys import HEADS, MODEL, toy_model
+from toys import CODEC, HEADS, MODEL, TINY, tiny_tokens, toy_model
 
-from vadusa_jax.config import Config, DataConfig, TrainConfig
+from vadusa_jax.config import DataConfig
 from vadusa_jax.data.batches import dev_batches, train_batches
-from vadusa_jax.data.dataset import CodecFacts, TokenRecord, write_dataset
 from vadusa_jax.model.sharding import replicated
-from vadusa_jax.text import Vocabulary
+from vadusa_jax.speech.codec import new_codec
+from vadusa_jax.train import speaker
 from vadusa_jax.training.checkpoint import CheckpointError, Checkpoints, first_parameters, load_trained
 from vadusa_jax.training.loop import TrainingDiverged, to_mesh, train
 from vadusa_jax.training.losses import head_sums, joint_loss, loss_sums, metrics, shifted_targets
 from vadusa_jax.training.step import make_model, make_optimizer, make_train_step
+from vadusa_jax.training.watch import token_flops
 from vadusa_jax.weights import WeightsError, load_weights, save_weights
 
 ROW = 48
-TINY = Config(
-    model=dataclasses.replace(MODEL, text_vocab=128, layers=1, width=16, attention_heads=2, ffn=16),
-    heads=dataclasses.replace(HEADS, count=2, layers=1),
-    data=DataConfig(row_length=64, batch_rows=8, packing_bins=4),
-    train=TrainConfig(steps=6, warmup_steps=1, log_every=1, eval_every=3, checkpoint_every=3, keep=2),
-)
 
 
 def pack(rows: list[list[int]], seed: int = 0) -> dict[str, np.ndarray]:
@@ -189,16 +185,7 @@ class Cut:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> DataConfig:
-    folder, rng, vocabulary = tmp_path_factory.mktemp("data") / "tokens", np.random.default_rng(0), Vocabulary.english()
-
-    def records(count: int) -> list[TokenRecord]:
-        phones = [rng.integers(2, len(vocabulary), rng.integers(2, 10)).astype(np.int32) for _ in range(count)]
-        speech = [rng.integers(0, MODEL.speech_vocab, rng.integers(4, 40)).astype(np.int32) for _ in range(count)]
-        return [TokenRecord(f"u{i}", "s", "t", *pair) for i, pair in enumerate(zip(phones, speech, strict=True))]
-
-    facts = CodecFacts(MODEL.speech_vocab, 50.0, 16_000)
-    write_dataset(folder, {"train": records(40), "dev": records(8)}, vocabulary, facts)
-    return dataclasses.replace(TINY.data, dir=str(folder))
+    return tiny_tokens(tmp_path_factory.mktemp("data") / "tokens")
 
 
 def run(
@@ -218,11 +205,14 @@ def whole(data, tmp_path_factory) -> tuple[Path, nnx.State]:
 
 
 def figures(folder: Path) -> dict[tuple[int, bool], dict[str, float]]:
-    """Figures by step and kind; those of a step done twice are those of the last time. Speed is no result."""
+    """Figures by step and kind, each of them written once. Speed is no result."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    found = {}
     for line in lines:
-        line.pop("tokens_per_s", None)
-    return {(line["step"], "dev/loss" in line): line for line in lines}
+        key = (line["step"], "dev/loss" in line)
+        assert key not in found
+        found[key] = {name: x for name, x in line.items() if name not in ("tokens_per_s", "data_wait", "mfu")}
+    return found
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(data, whole, tmp_path):
@@ -291,6 +281,35 @@ def test_a_loss_that_is_no_number_stops_the_run_and_is_never_saved(data, tmp_pat
     if checkpoints.latest_step is not None:
         _, params, _, _ = checkpoints.load(make_model(TINY)[1])
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(params))
+
+
+def test_every_evaluation_can_be_heard_and_a_few_steps_seen(tmp_path):
+    config = dataclasses.replace(
+        TINY,
+        data=tiny_tokens(tmp_path / "tokens", speech_vocab=20),
+        model=dataclasses.replace(TINY.model, speech_vocab=20, max_length=512),
+    )
+    batches, listen = train_batches(config.data, config.model), speaker(config, tmp_path / "samples", new_codec(CODEC))
+    dev = functools.partial(dev_batches, config.data, config.model)
+    train(config, tmp_path / "run", batches, dev, progress=False, listen=listen, profile=1)
+    names = [f"000000{step}-{i}.wav" for step in (3, 6) for i in range(4)]
+    assert sorted(path.name for path in (tmp_path / "samples").iterdir()) == names
+    waves = [soundfile.read(tmp_path / "samples" / name) for name in names]
+    assert all(rate == CODEC.sample_rate and np.isfinite(wave_P).all() for wave_P, rate in waves)
+    assert list((tmp_path / "run" / "profile").rglob("*.xplane.pb"))
+    assert list((tmp_path / "run" / "events").iterdir())
+    line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
+    assert {"loss", "head1/top1", "lm/top1", "tokens_per_s", "mfu", "data_wait", "skipped"} <= line.keys()
+    assert 0 < line["mfu"] < 1 and 0 <= line["data_wait"] <= 1
+
+
+def test_the_operations_of_a_token_are_six_for_each_weight_and_attention():
+    model = dataclasses.replace(TINY.model, layers=2, width=8, ffn=12, speech_vocab=9)
+    _, params = make_model(dataclasses.replace(TINY, model=model, heads=HEADS))
+    layer, head = 4 * 8 * 8 + 3 * 8 * 12, HEADS.layers * 8 * 8 + 8 * 10
+    weights = 2 * layer + 8 * 10 + HEADS.count * head
+    biases = HEADS.layers * HEADS.count * 8  # they are stacked, and too few to matter
+    assert token_flops(params, model, row_length=64) == 6 * (weights + biases) + 12 * 2 * 8 * 64
 
 
 # configs that do not match

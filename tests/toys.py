@@ -9,7 +9,8 @@ import numpy as np
 from flax import nnx
 from scipy import stats
 
-from vadusa_jax.config import Config, DecodeConfig, HeadsConfig, ModelConfig
+from vadusa_jax.config import Config, DataConfig, DecodeConfig, HeadsConfig, ModelConfig, TrainConfig
+from vadusa_jax.data.dataset import CodecFacts, TokenRecord, write_dataset
 from vadusa_jax.decode.accept import EXACT, Greedy, Rule, Tolerance
 from vadusa_jax.decode.draft import Drafter, head_drafter
 from vadusa_jax.decode.loop import Prompts, State, generate
@@ -30,6 +31,26 @@ CODEC = CodecConfig(
     levels=(5, 4), encoder_width=8, encoder_layers=1, decoder_width=8, decoder_layers=1, refiner_layers=1,
     vocoder_width=8, vocoder_layers=1,
 )  # fmt: skip
+TINY = Config(
+    model=dataclasses.replace(MODEL, text_vocab=128, layers=1, width=16, attention_heads=2, ffn=16),
+    heads=dataclasses.replace(HEADS, count=2, layers=1),
+    data=DataConfig(row_length=64, batch_rows=8, packing_bins=4),
+    train=TrainConfig(steps=6, warmup_steps=1, log_every=1, eval_every=3, checkpoint_every=3, keep=2),
+)
+
+
+def tiny_tokens(folder: Path, speech_vocab: int = MODEL.speech_vocab) -> DataConfig:
+    """Random token records for a model like TINY, 40 to train with and 8 for the dev set."""
+    rng, vocabulary = np.random.default_rng(0), Vocabulary.english()
+
+    def records(count: int) -> list[TokenRecord]:
+        phones = [rng.integers(2, len(vocabulary), rng.integers(2, 10)).astype(np.int32) for _ in range(count)]
+        speech = [rng.integers(0, speech_vocab, rng.integers(4, 40)).astype(np.int32) for _ in range(count)]
+        return [TokenRecord(f"u{i}", "s", "Tea", *pair) for i, pair in enumerate(zip(phones, speech, strict=True))]
+
+    facts = CodecFacts(speech_vocab, 50.0, 16_000)
+    write_dataset(folder, {"train": records(40), "dev": records(8)}, vocabulary, facts)
+    return dataclasses.replace(TINY.data, dir=str(folder))
 
 
 def toy_model(

@@ -93,7 +93,8 @@ class DataConfig:
     dir: str = "out/demo_train/tokens"
     row_length: int = 512  # positions of one packed row
     batch_rows: int = 8  # rows per step, over all devices
-    packing_bins: int = 64
+    packing_bins: int = 64  # rows that are open at a time while records are packed
+    corrupt_share: float = 0.01  # of a split; more corrupt records than that are an error
     seed: int = 0
 
 
@@ -113,7 +114,10 @@ class TrainConfig:
     log_every: int = 20
     eval_every: int = 250
     checkpoint_every: int = 250
-    keep: int = 2
+    keep: int = 2  # newest checkpoints that are kept
+    keep_every: int = 0  # and those of every so many steps; 0: none
+    on_nan: str = "stop"  # a loss that is no number ends the run ("stop") or costs one update ("skip")
+    skips_in_a_row: int = 10  # updates left out one after another that end the run all the same
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,52 +3,108 @@
     python -m vadusa_jax.train --config configs/demo.py --workdir out/train [--resume] [--minutes 60]
     python -m vadusa_jax.train --config configs/demo.py --workdir out/train --config.train.steps=1000
 
-Leaves checkpoints, config.json, vocabulary.json and metrics.jsonl in the work folder.
+Leaves checkpoints, config.json, vocabulary.json, metrics.jsonl and TensorBoard events in the work folder. Several
+processes train together as `training/hosts.py` says. Exit codes: 0 trained to the last step, 143 saved and ended on
+SIGTERM, 1 anything else.
 """
 
 import dataclasses
 import shutil
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
+import soundfile
 from absl import app, flags, logging
 from ml_collections import config_flags
 
 from vadusa_jax.config import Config, from_config_dict, load_config
-from vadusa_jax.data.batches import dev_batches, train_batches
+from vadusa_jax.data.batches import dev_batches, read_texts, train_batches
+from vadusa_jax.decode.modes import parse_mode
+from vadusa_jax.decode.trees import Trees
+from vadusa_jax.model.heads import SpeechLM
+from vadusa_jax.model.sharding import make_mesh
+from vadusa_jax.speech import Codec, load_codec
+from vadusa_jax.text import Vocabulary
+from vadusa_jax.training import hosts
 from vadusa_jax.training.checkpoint import first_parameters
 from vadusa_jax.training.loop import measure_step_s, train
+from vadusa_jax.training.stopping import PREEMPTED, Preempted
+from vadusa_jax.voice import Voice
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file; single values by --config.room.name=value.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for checkpoints and logs.", required=True)
 _RESUME = flags.DEFINE_bool("resume", False, "Go on from the newest checkpoint in the work folder, if there is one.")
 _INIT = flags.DEFINE_string("init", None, "Training run or voice folder whose model to start from; random by default.")
 _MINUTES = flags.DEFINE_float("minutes", None, "Choose train.steps so that training takes about this long here.")
+_CODEC = flags.DEFINE_string("codec", None, "Codec folder: every evaluation speaks a few dev sentences with it.")
+_PROFILE = flags.DEFINE_integer("profile", 0, "Trace so many steps into the work folder's profile/.")
+SENTENCES = 4  # of the dev set are spoken at every evaluation
 
 
-def fit_to_minutes(config: Config, minutes: float) -> Config:
+def speaker(config: Config, folder: Path, codec: Codec) -> Callable[[int, SpeechLM], None]:
+    """Writes the first dev sentences, as the model speaks them, to `folder`: 0000250-0.wav is the first of them at step 250."""
+    texts = read_texts(config.data.dir, config.model, "dev")[:SENTENCES]
+    vocabulary = Vocabulary.load(Path(config.data.dir) / "vocabulary.json")
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def speak(step: int, lm: SpeechLM) -> None:
+        spoken = Voice(config, lm, vocabulary, Trees({}), codec).speak(texts, parse_mode("ar"))
+        for i, one in enumerate(spoken):
+            soundfile.write(folder / f"{step:07d}-{i}.wav", one.wave, one.sample_rate)
+
+    return speak
+
+
+def fit_to_minutes(config: Config, minutes: float, own: range) -> Config:
     """`config` with as many steps as fit into `minutes` at the speed measured now on these devices."""
-    step_s = measure_step_s(config, train_batches(config.data, config.model))
-    steps = max(int(60 * minutes / step_s), 1)
+    step_s = measure_step_s(config, train_batches(config.data, config.model, own))
+    steps = hosts.total(max(int(60 * minutes / step_s), 1)) // jax.process_count()  # the same for all
     print(f"a step takes {step_s:.2f} s here: {steps} steps in {minutes:g} minutes")
     return dataclasses.replace(config, train=dataclasses.replace(config.train, steps=steps))
 
 
-def main(_) -> None:
-    logging.set_verbosity(logging.WARNING)
+def run() -> None:
+    """Trains as the flags say."""
     folder, config = Path(_WORKDIR.value), from_config_dict(_CONFIG.value)
+    own = hosts.own_rows(make_mesh(config.mesh), config.data.batch_rows)
     if _MINUTES.value:
         begun = _RESUME.value and (folder / "config.json").exists()
         # A resumed run keeps its number of steps: the learning rate depends on it.
-        config = load_config(folder) if begun else fit_to_minutes(config, _MINUTES.value)
-    folder.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(Path(config.data.dir) / "vocabulary.json", folder / "vocabulary.json")
+        config = load_config(folder) if begun else fit_to_minutes(config, _MINUTES.value, own)
+    if hosts.is_first():
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(Path(config.data.dir) / "vocabulary.json", folder / "vocabulary.json")
     began = time.monotonic()
-    batches = train_batches(config.data, config.model, jax.process_index(), jax.process_count())
+    batches = train_batches(config.data, config.model, own)
     init = first_parameters(Path(_INIT.value), config) if _INIT.value else None
-    train(config, folder, batches, lambda: dev_batches(config.data, config.model), _RESUME.value, init=init)
-    print(f"trained to step {config.train.steps} in {(time.monotonic() - began) / 60:.1f} minutes: {folder}")
+    listen = speaker(config, folder / "samples", load_codec(Path(_CODEC.value))) if _CODEC.value else None
+    train(
+        config,
+        folder,
+        batches,
+        lambda: dev_batches(config.data, config.model, own=own),
+        resume=_RESUME.value,
+        init=init,
+        listen=listen,
+        profile=_PROFILE.value,
+    )
+    for name, reason in batches.corrupt.items():
+        print(f"left out as corrupt: {name}: {reason}")
+    if hosts.is_first():
+        print(f"trained to step {config.train.steps} in {(time.monotonic() - began) / 60:.1f} minutes: {folder}")
+
+
+def main(_) -> None:
+    logging.set_verbosity(logging.WARNING)
+    with hosts.joined():
+        try:
+            run()
+        except Preempted as end:
+            print(end)
+            sys.exit(PREEMPTED)
 
 
 if __name__ == "__main__":

@@ -1,33 +1,40 @@
-"""Token records -> packed rows, with grain: shuffled, sharded, repeated, first-fit packed, resumable at any step.
+"""Token records -> packed rows: shuffled, shared out between processes, repeated, resumable at any step.
 
 A sequence is `[phones] SEP [speech] EOS`; a row holds several of them one after another. Every row array is [B, T]:
 `tokens` and `targets` (the next token), `mask` (1 where the target is a speech token or EOS), `segments` (1, 2, ...
 in a row, 0 for padding) and `positions` (from 0 in every segment). EOS is only ever a target, never an input.
 """
 
+import zlib
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import grain
 import numpy as np
+from absl import logging
 
 from vadusa_jax.config import DataConfig, ModelConfig
-from vadusa_jax.data.dataset import CodecFacts, open_dataset
+from vadusa_jax.data.dataset import CodecFacts, open_dataset, record_lengths
+from vadusa_jax.data.packing import first_fit
 from vadusa_jax.text import PAD, SEP, Vocabulary
 
 Batch = dict[str, np.ndarray]
-_FEATURES = ("tokens", "targets", "mask")
+_FOREVER = 2**62  # steps; grain counts in 64 bits
 
 
-def sequence(record: Mapping[str, np.ndarray], model: ModelConfig, limit: int) -> Batch:
-    """One record as unpacked `tokens`, `targets` and `mask` [T]; more than `limit` positions is an error."""
+class CorruptData(ValueError):
+    """So many records are corrupt that the rest is another dataset."""
+
+
+def sequence(record: Mapping[str, np.ndarray], model: ModelConfig) -> Batch:
+    """One record as unpacked `tokens`, `targets` and `mask` [T]; ValueError if a token is none of the model's."""
+    for name, vocab in (("phones", model.text_vocab), ("speech", model.speech_vocab)):
+        ids = np.asarray(record[name])
+        if ids.size and not 0 <= ids.min() <= ids.max() < vocab:
+            raise ValueError(f"{name} holds {ids.min()} to {ids.max()}, the model knows 0 to {vocab - 1}")
     text_offset = model.eos + 1
     whole = np.concatenate([record["phones"] + text_offset, [SEP + text_offset], record["speech"], [model.eos]])
     whole = whole.astype(np.int32)
-    if len(whole) - 1 > limit:
-        raise ValueError(
-            f"record {record['id']!r} takes {len(whole) - 1} positions and a row has {limit}: "
-            "raise data.row_length, or prepare the tokens again with a smaller --row_length"
-        )
     return {
         "tokens": whole[:-1],
         "targets": whole[1:],
@@ -35,32 +42,153 @@ def sequence(record: Mapping[str, np.ndarray], model: ModelConfig, limit: int) -
     }
 
 
-def _pack(sequences: grain.IterDataset, data: DataConfig, model: ModelConfig, shuffle: bool) -> grain.IterDataset:
-    lengths = dict.fromkeys(_FEATURES, data.row_length)
-    padding = {"tokens": PAD + model.eos + 1, "targets": PAD + model.eos + 1, "mask": 0}
-    rows = grain.experimental.FirstFitPackIterDataset(
-        sequences,
-        length_struct=lengths,
-        num_packing_bins=data.packing_bins,
-        seed=data.seed,
-        shuffle_bins=shuffle,
-        padding_struct=padding,
-    )
-    return rows.map(
-        lambda row: {
-            **{f"{name}_BT": row[name] for name in _FEATURES},
-            "segments_BT": row["tokens_segment_ids"],
-            "positions_BT": row["tokens_positions"],
-        }
-    )
+class Rows:
+    """The packed rows of one split, each made when it is asked for.
+
+    A record that cannot be used is left out of its row: `corrupt` says which and why, and nothing else moves.
+    """
+
+    def __init__(self, data: DataConfig, model: ModelConfig, split: str, shuffle: bool):
+        splits, vocabulary, facts = open_dataset(data.dir)
+        _check(vocabulary, facts, model, data.dir)
+        if split not in splits:
+            raise ValueError(f"{data.dir} has no split {split!r}; it has {sorted(splits)}")
+        self._source, self._data, self._model, self._split = splits[split], data, model, split
+        self.corrupt: dict[str, str] = {}
+        length_N = record_lengths(data.dir, split, self._source)
+        if length_N.max(initial=0) > data.row_length:
+            i = int(np.argmax(length_N))
+            raise ValueError(
+                f"record {self.name(i)} takes {length_N[i]} positions and a row has {data.row_length}: "
+                "raise data.row_length, or prepare the tokens again with a smaller --row_length"
+            )
+        self._length_N = length_N
+        order = np.flatnonzero(length_N)
+        for i in np.flatnonzero(length_N == 0):
+            self._sequence(int(i))  # says why
+        if shuffle:
+            order = np.random.default_rng(data.seed).permutation(order)
+        self.plan = first_fit(length_N, order, data.row_length, data.packing_bins)
+
+    @property
+    def fingerprint(self) -> int:
+        """A number that tells other records from these."""
+        return zlib.crc32(self._length_N.tobytes())
+
+    def name(self, i: int) -> str:
+        """What record `i` is called: its id, if that can still be read."""
+        try:
+            return self._source[i]["id"].decode()
+        except Exception:  # neither array_record nor tfds has an error type of its own
+            return f"number {i} of {self._split}"
+
+    def batch(self, rows: list[np.ndarray]) -> Batch:
+        """The given rows of the plan as arrays [B, T]; an empty row is padding."""
+        pad, shape = PAD + self._model.eos + 1, (len(rows), self._data.row_length)
+        batch = {f"{name}_BT": np.zeros(shape, np.int32) for name in ("mask", "segments", "positions")}
+        batch |= {f"{name}_BT": np.full(shape, pad, np.int32) for name in ("tokens", "targets")}
+        for b, records in enumerate(rows):
+            start, segment = 0, 0
+            for i in records.tolist():
+                if (found := self._sequence(i)) is None:
+                    continue
+                segment += 1
+                here = (b, slice(start, start + len(found["tokens"])))
+                for name, x in found.items():
+                    batch[f"{name}_BT"][here] = x
+                batch["segments_BT"][here] = segment
+                batch["positions_BT"][here] = np.arange(len(found["tokens"]))
+                start = here[1].stop
+        return batch
+
+    def _sequence(self, i: int) -> Batch | None:
+        try:
+            record = self._source[i]
+            found, planned = sequence(record, self._model), self._length_N[i]
+            if len(found["tokens"]) != planned:
+                raise ValueError(f"it takes {len(found['tokens'])} positions, {planned} when it was written")
+        except Exception as error:  # see `name`
+            self._leave_out(self.name(i), f"{type(error).__name__}: {error}")
+            return None
+        return found
+
+    def _leave_out(self, name: str, reason: str) -> None:
+        if name in self.corrupt:
+            return
+        self.corrupt[name] = reason
+        logging.warning("record %s is left out: %s", name, reason)
+        if len(self.corrupt) > max(1, self._data.corrupt_share * len(self._source)):
+            raise CorruptData(
+                f"{len(self.corrupt)} of {len(self._source)} records in {self._data.dir} ({self._split}) are corrupt, "
+                f"more than data.corrupt_share allows; the last is {name}: {reason}"
+            )
 
 
-def _source(data: DataConfig, model: ModelConfig, split: str) -> grain.MapDataset:
-    splits, vocabulary, facts = open_dataset(data.dir)
-    _check(vocabulary, facts, model, data.dir)
-    if split not in splits:
-        raise ValueError(f"{data.dir} has no split {split!r}; it has {sorted(splits)}")
-    return grain.MapDataset.source(splits[split])
+class TrainBatches(Iterator[Batch]):
+    """Endless batches of a process's own rows; every epoch has the rows in another order.
+
+    The rows of a step depend on `data` alone, so `state` is little more than the step's number and means the same to
+    any number of processes.
+    """
+
+    def __init__(self, rows: Rows, data: DataConfig, own: range):
+        self._rows, self._batch_rows = rows, data.batch_rows
+        self._order = grain.MapDataset.source(rows.plan).shuffle(seed=data.seed).repeat()
+        steps = grain.MapDataset.range(_FOREVER).map(lambda i: rows.batch(self._plan(i, own)))
+        # Reading ahead in one thread only: it shares the interpreter with the training loop.
+        self._steps = iter(steps.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=16)))
+
+    def __next__(self) -> Batch:
+        return next(self._steps)
+
+    def get_state(self) -> dict[str, Any]:
+        """Where the stream stands, ready for JSON."""
+        return self._steps.get_state()
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes on behind the batch after which `get_state` gave `state`."""
+        if "next_index" not in state:
+            raise ValueError(f"this is no position in a stream of batches: {state}")
+        self._steps.set_state(state)
+
+    def names(self, step: int) -> list[str]:
+        """The records in the batch of training step 1, 2, ..., those of all processes."""
+        rows = self._plan(step - 1, range(self._batch_rows))
+        return [self._rows.name(i) for row in rows for i in row.tolist()]
+
+    @property
+    def fingerprint(self) -> int:
+        """The same number wherever the same records are read."""
+        return self._rows.fingerprint
+
+    @property
+    def corrupt(self) -> dict[str, str]:
+        """Records that this process has left out so far, and why."""
+        return self._rows.corrupt
+
+    def _plan(self, i: int, own: range) -> list[np.ndarray]:
+        return [self._order[i * self._batch_rows + b] for b in own]
+
+
+def train_batches(data: DataConfig, model: ModelConfig, own: range | None = None) -> TrainBatches:
+    """The training stream: rows `own` of every batch of `data.batch_rows`, all of them by default."""
+    rows = Rows(data, model, "train", shuffle=True)
+    if not rows.plan:
+        raise ValueError(f"{data.dir} has no training records")
+    return TrainBatches(rows, data, range(data.batch_rows) if own is None else own)
+
+
+def dev_batches(data: DataConfig, model: ModelConfig, split: str = "dev", own: range | None = None) -> Iterator[Batch]:
+    """One pass over a split in its own order: rows `own` of every batch; the last is filled up with padding."""
+    rows = Rows(data, model, split, shuffle=False)
+    own, empty = range(data.batch_rows) if own is None else own, np.zeros(0, np.int32)
+
+    def batches() -> Iterator[Batch]:
+        for start in range(0, len(rows.plan), data.batch_rows):
+            batch = [rows.plan[start + b] if start + b < len(rows.plan) else empty for b in own]
+            yield rows.batch(batch)
+
+    return batches()
 
 
 def _check(vocabulary: Vocabulary, facts: CodecFacts, model: ModelConfig, folder: str) -> None:
@@ -76,54 +204,28 @@ def _check(vocabulary: Vocabulary, facts: CodecFacts, model: ModelConfig, folder
         )
 
 
-def train_batches(
-    data: DataConfig, model: ModelConfig, process_index: int = 0, process_count: int = 1
-) -> grain.DatasetIterator:
-    """Endless batches of this process's `batch_rows / process_count` rows; every epoch has another order.
-
-    The stream depends on `data` and the shard alone. `get_state()` and `set_state()` of the iterator resume it exactly.
-    """
-    rows, left_over = divmod(data.batch_rows, process_count)
-    if left_over or not rows:
-        raise ValueError(f"data.batch_rows is {data.batch_rows}: make it a multiple of the {process_count} processes")
-    records = _source(data, model, "train").shuffle(seed=data.seed)
-    if len(records) < process_count:
-        raise ValueError(f"{data.dir} has {len(records)} training records for {process_count} processes")
-    shard = records[process_index::process_count].repeat()
-    sequences = shard.map(lambda record: sequence(record, model, data.row_length)).to_iter_dataset(
-        grain.ReadOptions(num_threads=2, prefetch_buffer_size=64)
-    )
-    return iter(_pack(sequences, data, model, shuffle=True).batch(rows))
-
-
-def dev_batches(data: DataConfig, model: ModelConfig, split: str = "dev") -> Iterator[Batch]:
-    """One pass over a split in its own order, all batches of `batch_rows` rows; the last is filled up with padding."""
-    sequences = _source(data, model, split).map(lambda record: sequence(record, model, data.row_length))
-    rows = _pack(sequences.to_iter_dataset(), data, model, shuffle=False)
-    return iter(rows.batch(data.batch_rows, batch_fn=lambda rows_T: _stack(rows_T, data, model)))
-
-
-def _stack(rows: list[Batch], data: DataConfig, model: ModelConfig) -> Batch:
-    def padded(name: str) -> np.ndarray:
-        value = PAD + model.eos + 1 if name in ("tokens_BT", "targets_BT") else 0
-        batch_BT = np.full((data.batch_rows, data.row_length), value, np.int32)
-        batch_BT[: len(rows)] = [row[name] for row in rows]
-        return batch_BT
-
-    return {name: padded(name) for name in rows[0]}
-
-
 def filled_share(batch: Batch) -> float:
     """Share of the positions that are not padding."""
     return float(np.mean(batch["segments_BT"] > 0))
 
 
+def _records(folder: str, model: ModelConfig, split: str) -> Iterator[dict[str, np.ndarray]]:
+    splits, vocabulary, facts = open_dataset(folder)
+    _check(vocabulary, facts, model, folder)
+    return (splits[split][i] for i in range(len(splits[split])))
+
+
 def read_tokens(folder: str, model: ModelConfig, split: str) -> Iterator[np.ndarray]:
     """The speech tokens of each record of a split, with EOS behind them."""
-    for record in _source(DataConfig(dir=folder), model, split):
+    for record in _records(folder, model, split):
         yield np.append(record["speech"], model.eos)
 
 
 def read_phones(folder: str, model: ModelConfig, split: str) -> list[list[int]]:
     """The phones of each record of a split, as ids in the vocabulary of text symbols."""
-    return [record["phones"].tolist() for record in _source(DataConfig(dir=folder), model, split)]
+    return [record["phones"].tolist() for record in _records(folder, model, split)]
+
+
+def read_texts(folder: str, model: ModelConfig, split: str) -> list[str]:
+    """The text of each record of a split."""
+    return [record["text"].decode() for record in _records(folder, model, split)]

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds
+from absl import logging
 
 from vadusa_jax.text import Vocabulary
 
@@ -83,6 +84,8 @@ def write_dataset(
         SpeechTokens(splits, data_dir=str(aside)).download_and_prepare()
         vocabulary.save(aside / "vocabulary.json")
         shutil.rmtree(aside / "downloads", ignore_errors=True)  # tfds makes it even for nothing
+        for split, source in _read(aside).items():
+            record_lengths(aside, split, source)
         (aside / "codec.json").write_text(json.dumps(dataclasses.asdict(facts), indent=2) + "\n")
         (aside / "report.json").write_text(json.dumps(report or {}, indent=2, sort_keys=True) + "\n")
     except BaseException:
@@ -95,11 +98,44 @@ def write_dataset(
 def open_dataset(folder: str | os.PathLike) -> tuple[Mapping[str, Sequence[dict]], Vocabulary, CodecFacts]:
     """The splits as random-access sequences of feature dicts, the phone vocabulary and the facts of the codec."""
     folder = Path(folder)
-    builder_dir = folder / NAME / str(SpeechTokens.VERSION)
-    if not builder_dir.is_dir():
+    if not _builder_dir(folder).is_dir():
         raise FileNotFoundError(
             f"no token dataset in {folder}; make one with `python -m vadusa_jax.prepare tokens --out {folder} ...`"
         )
     facts = CodecFacts(**json.loads((folder / "codec.json").read_text()))
-    splits = tfds.builder_from_directory(str(builder_dir)).as_data_source()
-    return splits, Vocabulary.load(folder / "vocabulary.json"), facts
+    return _read(folder), Vocabulary.load(folder / "vocabulary.json"), facts
+
+
+def _builder_dir(folder: Path) -> Path:
+    return folder / NAME / str(SpeechTokens.VERSION)
+
+
+def _read(folder: Path) -> Mapping[str, Sequence[dict]]:
+    return tfds.builder_from_directory(str(_builder_dir(folder))).as_data_source()
+
+
+def record_lengths(folder: str | os.PathLike, split: str, source: Sequence[dict]) -> np.ndarray:
+    """Positions that each record of a split takes, `[phones] SEP [speech]`; 0 if it cannot be read.
+
+    They are kept beside the records, so that only the first call reads all of them.
+    """
+    file = Path(folder) / f"{split}.lengths.npy"
+    if file.exists() and len(length_N := np.load(file)) == len(source):
+        return length_N
+    length_N = np.array([_length(source, i) for i in range(len(source))], np.int32)
+    aside = file.with_name(f"{file.name}.{os.getpid()}")  # several processes may do this at once
+    try:
+        with aside.open("wb") as out:
+            np.save(out, length_N)
+        aside.replace(file)
+    except OSError:
+        logging.warning("%s cannot be written: the records are read through at every start", file)
+    return length_N
+
+
+def _length(source: Sequence[dict], i: int) -> int:
+    try:
+        record = source[i]
+    except Exception:  # array_record and tfds have no error type of their own; whoever reads the record says why
+        return 0
+    return len(record["phones"]) + 1 + len(record["speech"])

@@ -24,25 +24,10 @@ from vadusa_jax.decode.prompts import make_prompts, make_settings
 from vadusa_jax.decode.tree import Tree
 from vadusa_jax.evaluation.report import Columns
 from vadusa_jax.evaluation.roofline import cache_bytes, weight_bytes
+from vadusa_jax.model.chips import CHIPS
 from vadusa_jax.model.heads import SpeechLM
 
 PROMPT = 64  # positions of the prompt that the state comes from; its length does not matter
-
-
-@dataclasses.dataclass(frozen=True)
-class Chip:
-    """Bytes a second of the chip's memory and bfloat16 operations a second (cloud.google.com/tpu/docs, per chip)."""
-
-    bandwidth: float
-    peak: float
-
-
-CHIPS = {
-    "v4": Chip(1.228e12, 275e12),
-    "v5e": Chip(0.819e12, 197e12),
-    "v5p": Chip(2.765e12, 459e12),
-    "v6e": Chip(1.640e12, 918e12),
-}
 
 
 class NoTopology(RuntimeError):

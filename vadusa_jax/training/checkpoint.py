@@ -21,12 +21,18 @@ class CheckpointError(ValueError):
 
 
 class Checkpoints:
-    """The checkpoints of one run, newest kept."""
+    """The checkpoints of one run: the newest `keep`, and those of every `keep_every` steps, unless it is 0.
 
-    def __init__(self, folder: Path, keep: int = 2):
+    With `clean` what a killed run left half written is removed: only for the run that goes on.
+    """
+
+    def __init__(self, folder: Path, keep: int = 2, keep_every: int = 0, clean: bool = False):
+        policies = ocp.training.preservation_policies
+        kept = [policies.LatestN(keep), *([policies.EveryNSteps(keep_every)] if keep_every else [])]
         self._orbax = ocp.training.Checkpointer(
             (Path(folder) / "checkpoints").absolute(),
-            preservation_policy=ocp.training.preservation_policies.LatestN(keep),
+            preservation_policy=policies.AnyPreservationPolicy(kept),
+            cleanup_tmp_directories=clean,
         )
 
     @property
@@ -37,7 +43,8 @@ class Checkpoints:
     def save(self, step: int, params: Any, optimizer_state: Any, data_state: dict[str, Any]) -> None:
         """Starts saving; a failure of the previous save is raised here, or by `close`."""
         arrays = {"params": _arrays(params), "optimizer": _arrays(optimizer_state)}
-        self._orbax.save_checkpointables_async(step, arrays, custom_metadata={"data": data_state})
+        # Without `force` a save is left out silently while another one is under way.
+        self._orbax.save_checkpointables_async(step, arrays, force=True, custom_metadata={"data": data_state})
 
     def load(self, params: Any, optimizer_state: Any | None = None) -> tuple[int, Any, Any, dict[str, Any]]:
         """The newest step as `(step, params, optimizer_state, data_state)`, placed like the given arrays.

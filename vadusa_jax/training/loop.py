@@ -1,6 +1,7 @@
 """The training loop: save, next batch, step, look at the previous step."""
 
-import json
+import contextlib
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -11,68 +12,93 @@ import numpy as np
 import optax
 from flax import nnx
 from jax.sharding import Mesh
-from tqdm import tqdm
 
 from vadusa_jax.config import Config, save_config
+from vadusa_jax.data.batches import TrainBatches
+from vadusa_jax.model.heads import SpeechLM
 from vadusa_jax.model.sharding import make_mesh, replicated, rows
 from vadusa_jax.training.checkpoint import Checkpoints
+from vadusa_jax.training.hosts import anywhere, is_first, require_agreement, total, whole
 from vadusa_jax.training.losses import TOP, Batch, joint_loss, metrics
 from vadusa_jax.training.step import make_eval_step, make_model, make_optimizer, make_train_step
-
-
-class TrainingDiverged(RuntimeError):
-    """The loss or a parameter is not a number any more."""
+from vadusa_jax.training.stopping import Notice, Preempted
+from vadusa_jax.training.watch import Sent, TrainingDiverged, Watch
 
 
 def train(
     config: Config,
     folder: Path,
-    batches: Iterator[Batch],
+    batches: TrainBatches,
     dev: Callable[[], Iterator[Batch]],
     resume: bool = False,
     progress: bool = True,
     init: nnx.State | None = None,
+    listen: Callable[[int, SpeechLM], None] | None = None,
+    profile: int = 0,
 ) -> nnx.State:
     """Trains until step `config.train.steps` and returns the parameters.
 
     Args:
         config: the whole run; saved to `folder`.
-        folder: receives checkpoints, `config.json` and `metrics.jsonl`.
-        batches: endless packed batches (NumPy) of this process, with grain's `get_state` and `set_state`.
-        dev: makes one pass over the dev set.
+        folder: receives checkpoints, `config.json`, `metrics.jsonl` and `events/`; the same for all processes.
+        batches: endless packed batches of this process's rows.
+        dev: makes one pass over this process's rows of the dev set.
         resume: go on from the newest checkpoint in `folder`, exactly: the same losses as without the interruption.
         progress: show a progress bar.
         init: parameters to start from instead of random ones, as `first_parameters` reads them.
+        listen: called by process 0 at every evaluation, with the step's number and the model so far.
+        profile: trace so many steps into `folder`.
+
+    Raises:
+        Preempted: SIGTERM came in any process; the run is saved and goes on with `resume`.
+        TrainingDiverged: the loss or a parameter is no number any more; the last checkpoint is intact.
+        Disagreement: the processes were started with different settings, records or folders.
     """
     mesh, graph, params, optimizer_state, train_step = begin(config, init)
     eval_step = make_eval_step(graph)
 
-    checkpoints, start = Checkpoints(folder, config.train.keep), 0
-    if checkpoints.latest_step is not None:
+    checkpoints = Checkpoints(folder, config.train.keep, config.train.keep_every, clean=True)
+    start = checkpoints.latest_step or 0
+    require_agreement(_settings(config) | {"last checkpoint": start, "records read": batches.fingerprint})
+    if start:
         if not resume:
-            raise FileExistsError(f"{folder} holds a run at step {checkpoints.latest_step}: pass --resume to go on")
-        start, params, optimizer_state, data_state = checkpoints.load(params, optimizer_state)
+            raise FileExistsError(f"{folder} holds a run at step {start}: pass --resume to go on")
+        _, params, optimizer_state, data_state = checkpoints.load(params, optimizer_state)
         batches.set_state(data_state)
-    save_config(folder, config)
+    if is_first():
+        save_config(folder, config)
 
-    with Log(folder / "metrics.jsonl", config.train.steps, start, progress) as log:
-        pending = None
+    skipped = int(optimizer_state.total_notfinite)
+    watching = Watch(folder, config, params, start, skipped, progress, profile)
+    with Notice() as notice, watching as watch, contextlib.closing(checkpoints):  # a save under way is completed
+        sent = None
         for step in range(start + 1, config.train.steps + 1):
-            batch = next(batches)
-            tokens = int(np.sum(batch["segments_BT"] > 0))
+            batch = watch.fetch(batches)
             params, optimizer_state, sums, norm = train_step(params, optimizer_state, to_mesh(batch, mesh))
-            if pending is not None:  # the previous step: reading this one now would leave the device idle
-                log.step(*pending, config)
-            pending = (step, sums, norm, tokens)
-            last = step == config.train.steps
-            if step % config.train.eval_every == 0 or last:
-                log.write(step, evaluate(eval_step, params, dev(), mesh, config))
-            if step % config.train.checkpoint_every == 0 or last:
+            before, sent = sent, Sent(step, sums, norm, _tokens(batch, config), anywhere(notice.given, mesh))
+            # The step before: looking at this one now would leave the devices idle.
+            stop = before is not None and watch.settle(before, batches.names)
+            end, evals = step == config.train.steps, step % config.train.eval_every == 0
+            saves = step % config.train.checkpoint_every == 0
+            if not (end or stop or evals or saves):
+                continue
+            stop |= watch.settle(sent, batches.names)
+            sent = None
+            if end or (evals and not stop):
+                figures = evaluate(eval_step, params, dev(), mesh, config)
+                watch.write(step, figures | {"corrupt_records": total(len(batches.corrupt))})
+                if listen:
+                    here = whole(params)  # all processes take part
+                    if is_first():
+                        listen(step, nnx.merge(graph, here))
+            if end or stop or saves:
                 require_finite(params, step)
                 checkpoints.save(step, params, optimizer_state, batches.get_state())
-        if pending is not None:
-            log.step(*pending, config)
-    checkpoints.close()
+            if stop and not end:
+                raise Preempted(
+                    f"asked to end: saved step {step} of {config.train.steps} in {folder}; --resume goes on"
+                )
+            watch.restart()
     return params
 
 
@@ -81,15 +107,32 @@ def begin(config: Config, init: nnx.State | None = None) -> tuple:
     mesh = make_mesh(config.mesh)
     graph, params = make_model(config)
     params = jax.device_put(params if init is None else init, replicated(mesh))
-    optimizer = make_optimizer(config.train)
+    # An update from a gradient that is no number is left out and counted; `Watch` decides whether the run goes on.
+    optimizer = optax.apply_if_finite(make_optimizer(config.train), max_consecutive_errors=2**30)
     optimizer_state = jax.device_put(optimizer.init(params), replicated(mesh))
     return mesh, graph, params, optimizer_state, make_train_step(config, optimizer, graph)
 
 
+def _settings(config: Config) -> dict:
+    """What all processes must have set alike, by name; where the records lie is each one's own affair."""
+    rooms = dataclasses.asdict(config)
+    named = {f"{room}.{name}": value for room, values in rooms.items() for name, value in values.items()}
+    return {name: value for name, value in named.items() if name != "data.dir"}
+
+
+def _tokens(batch: Batch, config: Config) -> int:
+    """Positions of the global batch that are not padding, if the other processes' rows are as full as these."""
+    own = batch["segments_BT"]
+    return int(np.sum(own > 0)) * config.data.batch_rows // len(own)
+
+
 def require_finite(params: nnx.State, step: int) -> None:
     """Raises TrainingDiverged before a broken state takes the place of a good one."""
-    if not math.isfinite(norm := float(optax.tree.norm(params))):
+    if not math.isfinite(norm := float(_norm(params))):
         raise TrainingDiverged(f"the parameters' norm is {norm} at step {step}; the last checkpoint is intact")
+
+
+_norm = jax.jit(optax.tree.norm)
 
 
 def to_mesh(batch: Batch, mesh: Mesh) -> Batch:
@@ -102,44 +145,6 @@ def evaluate(eval_step, params: nnx.State, batches: Iterator[Batch], mesh: Mesh,
     sums = sum(jax.device_get(eval_step(params, to_mesh(batch, mesh))) for batch in batches)
     named = {"loss": float(joint_loss(sums, config.heads))} | metrics(sums, TOP)
     return {f"dev/{name}": value for name, value in named.items()}
-
-
-class Log:
-    """`metrics.jsonl` and the progress line."""
-
-    def __init__(self, path: Path, steps: int, start: int, progress: bool):
-        self._file, self._began, self._tokens = path.open("a"), time.monotonic(), 0
-        self._bar = tqdm(total=steps, initial=start, unit="step", disable=not progress, mininterval=5)
-
-    def __enter__(self) -> "Log":
-        return self
-
-    def __exit__(self, *_) -> None:
-        self._bar.close()
-        self._file.close()
-
-    def step(self, step: int, sums: jax.Array, norm: jax.Array, tokens: int, config: Config) -> None:
-        """Counts one finished step; every `log_every` steps its figures are written."""
-        self._bar.update()
-        self._tokens += tokens
-        if step % config.train.log_every and step != config.train.steps:
-            return
-        loss = float(joint_loss(sums, config.heads))
-        if not math.isfinite(loss):
-            raise TrainingDiverged(f"loss is {loss} at step {step}; the last checkpoint is intact")
-        rate = self._tokens / (time.monotonic() - self._began)
-        self.write(step, {"loss": loss, "grad_norm": float(norm), "tokens_per_s": rate} | metrics(sums))
-        self._bar.set_postfix(loss=f"{loss:.3f}", tok_s=f"{rate:.0f}", refresh=False)
-
-    def write(self, step: int, values: dict[str, float]) -> None:
-        """Appends one line of figures."""
-        self._file.write(json.dumps({"step": step} | {k: round(v, 6) for k, v in values.items()}) + "\n")
-        self._file.flush()
-        if "dev/lm/loss" in values:
-            self._bar.write(f"step {step}: " + ", ".join(f"{k} {values[k]:.3f}" for k in _SHOWN if k in values))
-
-
-_SHOWN = ("dev/loss", "dev/lm/loss", "dev/lm/top1", *(f"dev/head{k}/top1" for k in range(1, 7)))
 
 
 def measure_step_s(config: Config, batches: Iterator[Batch], repeats: int = 5) -> float:

@@ -7,6 +7,7 @@ from vadusa_jax.config import HeadsConfig
 from vadusa_jax.model.heads import SpeechLM
 
 Batch = dict[str, jax.Array]
+TRAIN_TOP = (1,)  # the same of training steps: more of them cost more passes over the logits
 TOP = (1, 3, 5, 10)  # accuracies that are reported: is the target among a head's n best guesses?
 
 

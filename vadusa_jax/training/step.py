@@ -8,7 +8,7 @@ from flax import nnx
 
 from vadusa_jax.config import Config, TrainConfig
 from vadusa_jax.model.heads import SpeechLM
-from vadusa_jax.training.losses import TOP, Batch, joint_loss, loss_sums
+from vadusa_jax.training.losses import TOP, TRAIN_TOP, Batch, joint_loss, loss_sums
 
 
 def schedule(train: TrainConfig, peak: float) -> optax.Schedule:
@@ -56,7 +56,7 @@ def make_train_step(config: Config, optimizer: optax.GradientTransformation, gra
     @functools.partial(jax.jit, donate_argnums=(0, 1))
     def step(params: nnx.State, optimizer_state: optax.OptState, batch: Batch):
         def loss(params: nnx.State):
-            sums = loss_sums(nnx.merge(graph, params), batch)
+            sums = loss_sums(nnx.merge(graph, params), batch, TRAIN_TOP)
             return joint_loss(sums, config.heads), sums
 
         gradient, sums = jax.grad(loss, has_aux=True)(params)

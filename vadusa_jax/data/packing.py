@@ -1,0 +1,34 @@
+"""Which records share a row: a plan made of lengths alone, before any record is read.
+
+Every process makes the same plan and reads only its own rows of it. So what is trained on does not depend on how many
+processes there are, a step's number says which records it holds, and no state has to be kept to go on.
+"""
+
+import numpy as np
+
+
+def first_fit(length_N: np.ndarray, order: np.ndarray, row_length: int, bins: int) -> list[np.ndarray]:
+    """The numbers of the records of each row.
+
+    Records are taken in the given order, each into the first of `bins` open rows that has room; when none has, the
+    fullest row is closed and a new one opened.
+
+    Args:
+        length_N: positions that each record takes, none more than `row_length`.
+        order: the numbers of the records to pack.
+        row_length: positions of a row.
+        bins: rows that are open at a time: more of them leave less padding.
+    """
+    room = np.full(bins, row_length)
+    open_rows: list[list[int]] = [[] for _ in range(bins)]
+    rows = []
+    for number in order.tolist():
+        length = length_N[number]
+        best = int(np.argmax(room >= length))
+        if room[best] < length:
+            best = int(np.argmin(room))
+            rows.append(open_rows[best])
+            open_rows[best], room[best] = [], row_length
+        open_rows[best].append(number)
+        room[best] -= length
+    return [np.array(row, np.int32) for row in (*rows, *open_rows) if row]
