@@ -6,6 +6,7 @@ After the first stage the folder holds a codec that encodes; after the second it
 is there is skipped, so an interrupted run goes on where it can. `training.json` in the folder tells what was done.
 """
 
+import collections
 import dataclasses
 import json
 import os
@@ -14,8 +15,10 @@ from pathlib import Path
 from absl import app, flags
 from tqdm import tqdm
 
-from vadusa_jax.data.corpora import Utterance, read_libritts
-from vadusa_jax.speech import BadAudio, FsqCodec, load_codec, read_audio
+from vadusa_jax.data.corpora import Utterance
+from vadusa_jax.data.records import LeftOut, Limits, read_utterance
+from vadusa_jax.data.splits import open_corpus
+from vadusa_jax.speech import FsqCodec, load_codec
 from vadusa_jax.speech.fsq import CodecConfig
 from vadusa_jax.speech.training import CodecTraining, Recording, train_tokens, train_vocoder
 from vadusa_jax.text import UnspeakableText, Vocabulary, phonemize
@@ -54,20 +57,21 @@ def main(argv: list[str]) -> None:
 def read_recordings(root: str, vocabulary: Vocabulary, sample_rate: int, hours: float | None) -> list[Recording]:
     """Waves and phones of a corpus; what cannot be used is counted by reason and left out."""
     train = Path(root) / "train"
-    utterances, skipped = read_libritts(train if train.is_dir() else root)
-    reasons = {reason: len(ids) for reason, ids in skipped.items()}
-    recordings, seconds = [], 0.0
-    for utterance in tqdm(_spread(utterances), "read", disable=None):
+    corpus = open_corpus(train if train.is_dir() else Path(root))
+    if corpus is None:
+        raise FileNotFoundError(f"{root} is no corpus; it should hold <speaker>/<chapter>/<utterance>.wav")
+    reasons, recordings, seconds = collections.Counter(), [], 0.0
+    for utterance in tqdm(_spread(list(corpus)), "read", disable=None):
         try:
-            wave_P = read_audio(utterance.audio_path, sample_rate)
-            recordings.append(Recording(wave_P, vocabulary.encode(phonemize(utterance.text))))
-        except (BadAudio, UnspeakableText) as error:
-            reasons[type(error).__name__] = reasons.get(type(error).__name__, 0) + 1
+            text, wave_P, duration, _ = read_utterance(utterance, sample_rate, Limits())
+            recordings.append(Recording(wave_P, vocabulary.encode(phonemize(text))))
+        except (LeftOut, UnspeakableText) as error:
+            reasons[error.reason if isinstance(error, LeftOut) else "unspeakable text"] += 1
             continue
-        seconds += len(wave_P) / sample_rate
+        seconds += duration
         if hours and seconds >= 3600 * hours:
             break
-    print(f"{len(recordings)} recordings, {seconds / 3600:.2f} h; skipped: {reasons or 'none'}")
+    print(f"{len(recordings)} recordings, {seconds / 3600:.2f} h; skipped: {dict(reasons) or 'none'}")
     if not recordings:
         raise app.UsageError(f"{root} holds no usable recording")
     return recordings

@@ -121,15 +121,16 @@ class Libriheavy:
     audio: Path
 
     def __iter__(self) -> Iterator[Utterance]:
-        number = 0
+        read = 0
+        opened = gzip.open if self.manifest.suffix == ".gz" else open
         try:
-            with (gzip.open if self.manifest.suffix == ".gz" else open)(self.manifest, "rt", encoding="utf-8") as lines:
-                for number, line in enumerate(lines, 1):
+            with opened(self.manifest, "rt", encoding="utf-8") as lines:
+                for line in lines:
                     if line.strip():
                         yield self._utterance(json.loads(line))
+                    read += 1
         except (ValueError, LookupError, TypeError, AttributeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
-            place = f"{self.manifest}, line {max(number, 1)} or the next"
-            raise ValueError(f"{place}, is no cut of Libriheavy: {error!r}") from error
+            raise ValueError(f"{self.manifest}, line {read + 1}: no cut of Libriheavy: {error!r}") from error
 
     def _utterance(self, cut: dict[str, Any]) -> Utterance:
         said = (cut["supervisions"] or [{}])[0]

@@ -45,12 +45,12 @@ def example(record: TokenRecord) -> dict[str, Any]:
     return dataclasses.asdict(record)
 
 
-# A split on its way to the disk: records under names that no two share, or a Beam transform that gives such examples.
-Stream = Iterable[tuple[str, TokenRecord]] | Any
+# A split on its way to the disk: records, or a Beam transform that gives examples under names that no two share.
+Stream = Iterable[TokenRecord] | Any
 
 
 class SpeechTokens(tfds.core.GeneratorBasedBuilder):
-    """The tfds builder; the splits are given by the caller. Records are ordered by a hash of their names."""
+    """The tfds builder; the splits are given by the caller. Records lie in the order of a hash of their names."""
 
     VERSION = tfds.core.Version("1.0.0")
     name = NAME
@@ -65,13 +65,13 @@ class SpeechTokens(tfds.core.GeneratorBasedBuilder):
         features = {"id": text, "speaker": text, "text": text, "phones": ids, "speech": ids}
         return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
 
-    def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict[str, Iterator]:
+    def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict[str, Any]:
         del dl_manager  # nothing is downloaded
         return {split: self._generate_examples(stream) for split, stream in self._streams.items()}
 
     def _generate_examples(self, stream: Stream) -> Any:
-        if isinstance(stream, Iterable):
-            return ((name, example(record)) for name, record in stream)
+        if isinstance(stream, Iterable):  # named by a count: joined corpora may share ids
+            return ((i, example(record)) for i, record in enumerate(stream))
         return stream  # tfds runs it in a pipeline
 
 

@@ -50,7 +50,9 @@ def find_splits(root: str, given: list[str], audio: str | None = None) -> dict[s
         pairs = [entry.partition("=") for entry in given]
         splits = {name: tuple(parts.get(part) for part in named.split(",")) for name, _, named in pairs}
     if missing := [f"{name}: {corpora}" for name, corpora in splits.items() if None in corpora]:
-        raise FileNotFoundError(f"not every part of these splits is a corpus in {root}: {missing}; it has {_has(parts)}")
+        raise FileNotFoundError(
+            f"not every part of these splits is a corpus in {root}: {missing}; it has {_has(parts)}"
+        )
     if not splits:
         raise FileNotFoundError(
             f"{root} is no corpus and holds none: neither <speaker>/<chapter>/*.wav, nor metadata.csv, nor a manifest "
@@ -79,7 +81,9 @@ def hold_out(splits: Splits, by: Literal["speaker", "key"], amount: float) -> di
     is their share. Raises ValueError if there is a dev split already, or if train would be left empty.
     """
     if "dev" in splits or "train" not in splits:
-        raise ValueError(f"a dev split is taken out of `train` where there is no `dev`; these splits are {list(splits)}")
+        raise ValueError(
+            f"a dev split is taken out of `train` where there is no `dev`; these splits are {list(splits)}"
+        )
     names = {getattr(utterance, by) for corpus in splits["train"] for utterance in corpus}
     count = round(amount) if amount >= 1 else max(1, round(amount * len(names)))
     if not 0 < count < len(names):
