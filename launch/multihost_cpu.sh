@@ -68,4 +68,5 @@ for ((i = 0; i < 10 * GRACE; i++)); do # the others of a run that ends together
     sleep 0.1
 done
 for pid in $(jobs -rp); do kill -KILL "$pid"; done
+wait
 exit "$status"

@@ -1,4 +1,4 @@
-"""Runs before any test module: a fixed number of devices, and no silent rank promotion."""
+"""Runs before any test module: a fixed number of devices, tests that hypothesis repeats alike, and a key."""
 
 import os
 

@@ -220,7 +220,20 @@ def test_bench(tmp_path):
     ran = subprocess.run(
         [
             *(sys.executable, "-m", "vadusa_jax.bench", "--model", str(toy_voice(tmp_path / "toy"))),
-            *("--shapes", "demo", "--modes", "ar,exact", "--batch", "1,2", "--texts", "3", "--repeats", "2"),
+            *(
+                "--shapes",
+                "demo",
+                "--modes",
+                "ar,exact",
+                "--batch",
+                "1,2",
+                "--texts",
+                "3",
+                "--repeats",
+                "2",
+                "--queue",
+                "--stream",
+            ),
             *(f"--{kind}={tmp_path / 'out' / f'bench.{kind}'}" for kind in ("json", "csv")),
             f"--plot={tmp_path / 'out' / 'bench.png'}",
         ],

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from toys import (
@@ -17,8 +16,10 @@ from toys import (
     MODEL,
     REPEATS,
     SLOTS,
+    TREE,
     Row,
     lean,
+    learned,
     random_prompts,
     random_tree,
     said,
@@ -26,19 +27,13 @@ from toys import (
     toy_model,
 )
 
-from vadusa_jax.config import Config, DecodeConfig, TrainConfig
-from vadusa_jax.decode.accept import EXACT, Greedy, Rule, Tolerance
-from vadusa_jax.decode.fit import RANKS, fit, measure_hits, say_plainly
-from vadusa_jax.decode.loop import Prompts, advance, prefill
+from vadusa_jax.config import DecodeConfig
+from vadusa_jax.decode.accept import EXACT, Greedy, Tolerance
+from vadusa_jax.decode.loop import advance, prefill
 from vadusa_jax.decode.prompts import TooLong, make_prompts, make_settings, text_prompt, token_limit
 from vadusa_jax.decode.tree import ROOT, Tree
 from vadusa_jax.model import cache as kv
 from vadusa_jax.model.heads import SpeechLM
-from vadusa_jax.training.step import make_model, make_optimizer, make_train_step
-
-TREE = Tree(((), (0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (2,), (0, 0, 0, 0), (0, 1, 0), (1, 0, 2), (0, 1, 0, 1)))
-ids = st.integers(0, MODEL.vocab - 1)
-
 
 EOS, LENGTH, REPEAT = 1, 2, 3
 
@@ -60,33 +55,6 @@ def check_row(row: Row, limit: int, tree: Tree) -> None:
 @pytest.fixture(scope="module")
 def lm() -> SpeechLM:
     return toy_model()
-
-
-def counting(rng: np.random.Generator, by: int, cycle: int, length: int = 32) -> dict[str, np.ndarray]:
-    """Sequences that count in steps of `by` modulo `cycle`, with a slip at every twentieth token."""
-    jumps_BT = np.where(rng.random((16, length + 1)) < 0.05, rng.integers(0, cycle, (16, length + 1)), by)
-    said_BT = np.cumsum(jumps_BT, axis=1).astype(np.int32) % cycle
-    ones_BT = np.ones((16, length), np.int32)
-    positions_BT = np.broadcast_to(np.arange(length, dtype=np.int32), ones_BT.shape)
-    batch = {"tokens_BT": said_BT[:, :-1], "targets_BT": said_BT[:, 1:], "mask_BT": ones_BT}
-    return batch | {"segments_BT": ones_BT, "positions_BT": positions_BT}
-
-
-def learned(by: int, cycle: int) -> SpeechLM:
-    """A toy that has learned to count: its drafts are accepted down to every depth."""
-    config = Config(MODEL, HEADS, train=TrainConfig(steps=150, warmup_steps=10, optimizer="adamw", learning_rate=1e-2))
-    graph, params = make_model(config)
-    optimizer = make_optimizer(config.train)
-    step, state, rng = make_train_step(config, optimizer, graph), optimizer.init(params), np.random.default_rng(0)
-    for _ in range(config.train.steps):
-        params, state, _, _ = step(params, state, counting(rng, by, cycle))
-    return nnx.merge(graph, params)
-
-
-@pytest.fixture(scope="module")
-def trained() -> SpeechLM:
-    """Counts round and round, and never ends."""
-    return learned(by=1, cycle=MODEL.speech_vocab)
 
 
 @pytest.fixture(scope="module")
@@ -282,50 +250,3 @@ def test_the_repeat_guard_ends_at_the_same_token_with_and_without_drafts(stuck, 
                 assert runs.endswith("x" * (REPEATS - 1))
                 inside.add(row.steps.count(row.passes - 1))
     assert REPEAT in finishes and (rule == Greedy() or len(inside) > 1)  # at the end of a block and inside one
-
-
-# what is measured offline is what decoding meets
-
-
-def hits(lm: SpeechLM, prompts: Prompts, rule: Rule) -> np.ndarray:
-    return measure_hits(lm, prompts, say_plainly(lm, prompts, DECODE, rule == Greedy()), DECODE, rule)
-
-
-def walk(tree: Tree, hits_MKR: np.ndarray) -> int:
-    """Steps that a tree takes along measured speech: each goes on behind the deepest path that was right."""
-    at = steps = 0
-    while at < len(hits_MKR):
-        right = [len(p) for p in tree.paths if all(hits_MKR[at, k, r] for k, r in enumerate(p))]
-        at, steps = at + 1 + max(right), steps + 1
-    return steps
-
-
-@pytest.mark.parametrize("rule", [EXACT, Greedy()])
-def test_live_steps_are_those_that_the_measured_hits_predict(trained, rule):
-    tokens = [[i, i + 1, i + 2] for i in range(BATCH)]
-    prompts = make_prompts(tokens, [100] * BATCH, range(BATCH), 0, DECODE)
-    counts = [len(row.tokens) - 1 for row in speak(trained, prompts, ROOT, rule)]
-    hits_MKR = hits(trained, prompts, rule)
-    assert hits_MKR.shape == (sum(counts), HEADS.count, RANKS)
-    fast = speak(trained, prompts, TREE, rule)
-    predicted = [1 + walk(TREE, part) for part in np.split(hits_MKR, np.cumsum(counts)[:-1])]
-    assert [row.passes for row in fast] == predicted
-    realised = sum(counts) / sum(row.passes - 1 for row in fast)
-    assert realised > 3.5  # a model of predictable data really is fast
-
-
-def test_a_fitted_tree_commits_what_its_fit_expects(trained):
-    prompts = make_prompts([[i, i + 1, i + 2] for i in range(BATCH)], [100] * BATCH, range(BATCH), 0, DECODE)
-    fitted = fit(hits(trained, prompts, EXACT), len(TREE), {1: {1: 1.0, len(TREE): 1.0}})
-    rows = speak(trained, prompts, fitted.tree)
-    assert said(rows) == said(speak(trained, prompts, TREE))
-    realised = sum(len(row.tokens) - 1 for row in rows) / sum(row.passes - 1 for row in rows)
-    # Steps begin where others ended, the fit looks at every position: the two means agree up to that.
-    assert realised == pytest.approx(fitted.expected_T[-1], rel=0.1)
-
-
-def test_a_measured_accuracy_is_the_accuracy_of_the_heads(trained):
-    """Greedy hits at rank 0 are plain top-1 accuracy on what the model says: no serving error hides in between."""
-    prompts = make_prompts([[i, i + 1, i + 2] for i in range(BATCH)], [100] * BATCH, range(BATCH), 0, DECODE)
-    hits_MKR = hits(trained, prompts, Greedy())
-    assert hits_MKR[:, :, 0].mean() > 0.9

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
+from jax.experimental.compilation_cache import compilation_cache
 from toys import TINY, tiny_tokens
 
 from vadusa_jax.config import Config, DataConfig
@@ -32,6 +33,21 @@ KILLS = 10
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> DataConfig:
     return tiny_tokens(tmp_path_factory.mktemp("data") / "tokens")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    """Runs of this file, whatever process they are in, compile what they share once."""
+    folder = str(tmp_path_factory.mktemp("cache"))
+    use_cache(folder)
+    yield folder
+    use_cache(None)
+
+
+def use_cache(folder: str | None) -> None:
+    jax.config.update("jax_compilation_cache_dir", folder)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0 if folder else 1)
+    compilation_cache.reset_cache()  # it is opened once, and would serve the tests of other files too
 
 
 def config_of(data: DataConfig, **changes) -> Config:
@@ -59,21 +75,19 @@ def assert_same(a: nnx.State, b: nnx.State) -> None:
 
 
 def child(config: Config, folder: Path, cache: str) -> None:
-    """A whole run in a process of its own, which compiles nothing that another one has compiled before."""
-    for name, value in (("dir", cache), ("max_size", -1)):
-        jax.config.update(f"jax_compilation_cache_{name}", value)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    """A whole run in a process of its own."""
+    use_cache(cache)
     run(config, folder)
 
 
 @pytest.mark.slow
-def test_kill_9_at_ten_points_changes_no_bit(data, tmp_path):
+def test_kill_9_at_ten_points_changes_no_bit(data, cache, tmp_path):
     config, rng = config_of(data, steps=STEPS, checkpoint_every=2, eval_every=10), np.random.default_rng(0)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["vadusa_jax.training.loop"])
 
     def start(name: str) -> multiprocessing.Process:
-        process = context.Process(target=child, args=(config, tmp_path / name, str(tmp_path / "cache")))
+        process = context.Process(target=child, args=(config, tmp_path / name, cache))
         process.start()
         return process
 
@@ -200,7 +214,7 @@ def test_or_it_costs_one_update_which_is_counted(data, tmp_path):
     found = figures(tmp_path / "poisoned")
     assert [line["step"] for line in found if "not_finite" in line] == [4, 5, 6]
     with pytest.raises(Preempted):
-        run(skip, tmp_path / "good", wrap=lambda batches: Terminated(batches, 2))
+        run(skip, tmp_path / "good", wrap=lambda batches: Terminated(batches, 3))
     step, third, _, _ = Checkpoints(tmp_path / "good").load(make_model(TINY)[1])
     assert step == 3
     assert_same(params, third)  # as after the last good step

@@ -116,7 +116,8 @@ def test_processes_with_different_settings_are_told_what_differs(config, tmp_pat
         port = free.getsockname()[1]
     processes = []
     for number in range(2):
-        us = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": str(number)}
+        us = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+        us |= {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": str(number)}
         command = [sys.executable, "-m", "vadusa_jax.train"]
         command += flags(config, tmp_path / "run", f"--config.train.clip_norm={1 + number}")
         processes.append(

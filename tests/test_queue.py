@@ -11,9 +11,10 @@ from toys import BATCH, DECODE, MODEL, SLOTS, lean, random_prompts, random_tree,
 
 from vadusa_jax.decode.accept import EXACT, Tolerance
 from vadusa_jax.decode.draft import DraftLM
-from vadusa_jax.decode.loop import FINISH, RUNNING, advance, prefill, put_row
+from vadusa_jax.decode.loop import advance, prefill
 from vadusa_jax.decode.prompts import TooLong, make_prompts, make_settings, take_rows
 from vadusa_jax.decode.queue import decode_all, decode_each
+from vadusa_jax.decode.state import FINISH, RUNNING, put_row
 from vadusa_jax.decode.stream import stream_tokens
 from vadusa_jax.decode.tree import ROOT, chain
 from vadusa_jax.model.heads import SpeechLM

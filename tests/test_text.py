@@ -107,9 +107,9 @@ def test_pieces_have_the_words_of_the_text_and_each_can_be_spoken(text, limit):
         with pytest.raises(UnspeakableText):
             split_sentences(text, limit)
         return
-    pieces = split_sentences(text, limit)
-    assert [word for piece in pieces for word in piece.split()] == text.split()
-    assert all(phonemize(piece) for piece in pieces)
+    lines = split_sentences(text, limit)
+    assert [word for line in lines for word in line.text.split()] == text.split()
+    assert all(line.phones and line.phones == phonemize(line.text) for line in lines)
 
 
 @settings(max_examples=200)
@@ -119,10 +119,10 @@ def test_pieces_have_the_words_of_the_text_and_each_can_be_spoken(text, limit):
 )
 def test_only_a_word_by_itself_exceeds_the_limit(parts, limit):
     text = " ".join(word + mark for word, mark in parts)
-    pieces = split_sentences(text, limit)
-    assert [word for piece in pieces for word in piece.split()] == text.split()
-    for piece in pieces:
-        assert len(phonemize(piece)) <= limit or len([w for w in piece.split() if w != "—"]) == 1
+    lines = split_sentences(text, limit)
+    assert [word for line in lines for word in line.text.split()] == text.split()
+    for line in lines:
+        assert len(line.phones) <= limit or len([w for w in line.text.split() if w != "—"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -143,15 +143,16 @@ def test_only_a_word_by_itself_exceeds_the_limit(parts, limit):
     ],
 )
 def test_where_a_text_is_cut(text, limit, pieces):
-    assert split_sentences(text, limit) == (pieces or [text])
+    assert [line.text for line in split_sentences(text, limit)] == (pieces or [text])
 
 
 @pytest.mark.parametrize("name", ["heldout", "everyday"])
 def test_sentences_of_a_paragraph_are_said_as_in_the_paragraph(name):
     sentences = [sentence.text for sentence in load_testset(name)]
     text = " ".join(sentences)
-    assert split_sentences(text, 200) == sentences
-    assert " ".join(map(phonemize, split_sentences(text, 200))) == phonemize(text)
+    lines = split_sentences(text, 200)
+    assert [line.text for line in lines] == sentences
+    assert " ".join(line.phones for line in lines) == phonemize(text)
 
 
 def test_a_limit_below_one_phone_is_refused():

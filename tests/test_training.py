@@ -15,19 +15,19 @@ import soundfile
 from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.sharding import Mesh
 from toys import CODEC, HEADS, MODEL, TINY, tiny_tokens, toy_model
 
-from vadusa_jax.config import DataConfig
-from vadusa_jax.data.batches import dev_batches, train_batches
-from vadusa_jax.model.sharding import replicated
+from vadusa_jax.config import Config, DataConfig, TrainConfig
+from vadusa_jax.data.batches import dev_batches, read_texts, train_batches
 from vadusa_jax.speech.codec import new_codec
-from vadusa_jax.train import speaker
+from vadusa_jax.text import VOCABULARY, Vocabulary
 from vadusa_jax.training.checkpoint import CheckpointError, Checkpoints, first_parameters, load_trained
-from vadusa_jax.training.loop import TrainingDiverged, to_mesh, train
+from vadusa_jax.training.loop import TrainingDiverged, train
 from vadusa_jax.training.losses import head_sums, joint_loss, loss_sums, metrics, shifted_targets
-from vadusa_jax.training.step import make_model, make_optimizer, make_train_step
+from vadusa_jax.training.optimizer import make_optimizer, schedule
+from vadusa_jax.training.step import make_model, make_train_step
 from vadusa_jax.training.watch import token_flops
+from vadusa_jax.voice import sample_writer
 from vadusa_jax.weights import WeightsError, load_weights, save_weights
 
 ROW = 48
@@ -119,7 +119,7 @@ def test_segments_without_targets_give_finite_loss_and_gradients(lm, rows):
         assert value == 0 and all((g == 0).all() for g in jax.tree.leaves(gradient))
 
 
-# packing and devices
+# packing
 
 
 @settings(max_examples=5)
@@ -141,21 +141,82 @@ def test_a_packed_row_equals_its_sequences_alone(lm, seed):
         np.testing.assert_allclose(g, g_alone, rtol=1e-3, atol=1e-5)
 
 
-def test_eight_devices_train_as_one_does():
-    assert len(jax.devices()) == 8
-    batches = [pack([[10 + b, 20 - b, b] for b in range(8)], seed) for seed in range(3)]
-    optimizer, results = make_optimizer(TINY.train), []
-    for devices in (jax.devices()[:1], jax.devices()):
-        mesh = Mesh(np.array(devices), ("data",))
-        graph, params = make_model(TINY)
-        params = jax.device_put(params, replicated(mesh))
-        state = jax.device_put(optimizer.init(params), replicated(mesh))
-        step = make_train_step(TINY, optimizer, graph)
-        for batch in batches:
-            params, state, sums, norm = step(params, state, to_mesh(batch, mesh))
-        results.append(jax.device_get((jax.tree.leaves(params), sums, norm)))
-    for one, eight in zip(jax.tree.leaves(results[0]), jax.tree.leaves(results[1]), strict=True):
-        np.testing.assert_allclose(one, eight, rtol=2e-4, atol=2e-5)
+# what is learned when
+
+
+def learn(config: Config, steps: int = 4, params: nnx.State | None = None) -> tuple[list[nnx.State], tuple]:
+    """The parameters before each step and after the last one, and the last optimiser state."""
+    graph, fresh = make_model(config)
+    params = fresh if params is None else params
+    optimizer = make_optimizer(config.train)
+    state, step, seen = optimizer.init(params), make_train_step(config, optimizer, graph), [jax.device_get(params)]
+    for seed in range(steps):
+        params, state, *_ = step(params, state, pack([[20, 28], [48], [30, 10]], seed))
+        seen.append(jax.device_get(params))
+    return seen, state
+
+
+def same(a: nnx.State, b: nnx.State) -> list[bool]:
+    return [np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)]
+
+
+def mode(**train) -> Config:
+    return dataclasses.replace(TINY, train=dataclasses.replace(TINY.train, **train))
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_frozen_training_leaves_the_backbone_alone(optimizer):
+    (before, *_, after), state = learn(mode(mode="frozen", optimizer=optimizer, ema=0.9))
+    assert all(same(before["backbone"], after["backbone"])) and not any(same(before["heads"], after["heads"]))
+    assert not any("backbone" in jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(state))
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_finetuning_teaches_the_heads_first_and_then_both(optimizer):
+    seen, _ = learn(mode(mode="finetune", heads_warmup_steps=2, heads_rate=4.0, steps=8, optimizer=optimizer), 5)
+    backbone, heads = ([state[name] for state in seen] for name in ("backbone", "heads"))
+    assert all(same(backbone[0], backbone[2])) and not any(same(heads[1], heads[2]))
+    assert not any(same(backbone[3], backbone[5])) and not any(same(heads[3], heads[5]))
+
+
+@pytest.mark.parametrize(("field", "value"), [("mode", "alone"), ("schedule", "linear"), ("optimizer", "sgd")])
+def test_an_unknown_choice_is_named(field, value):
+    with pytest.raises(ValueError, match=f"train.{field} must be .*got '{value}'"):
+        make_optimizer(mode(**{field: value}).train)
+
+
+def test_schedules_warm_up_and_fall():
+    train = TrainConfig(steps=100, warmup_steps=10, decay_share=0.3)
+    cosine, wsd = (schedule(dataclasses.replace(train, schedule=name), 2.0) for name in ("cosine", "wsd"))
+    for rate in (cosine, wsd):
+        assert rate(0) == 0 and rate(5) == pytest.approx(1.0) and rate(10) == pytest.approx(2.0)
+        assert rate(100) == pytest.approx(0.02)
+    assert cosine(50) < 2.0 and wsd(69) == 2.0 and wsd(85) == pytest.approx(1.01)
+    late = schedule(train, 2.0, start=20)
+    assert late(19) == 0 and late(20) == 0 and late(30) == pytest.approx(2.0) and late(100) == pytest.approx(0.02)
+
+
+def test_the_average_follows_the_parameters():
+    seen, state = learn(mode(ema=0.15))
+    average = jax.tree.leaves(seen[0])
+    for n, params in enumerate(seen[1:]):
+        keep = min(0.15, (1 + n) / (10 + n))
+        average = [keep * a + (1 - keep) * p for a, p in zip(average, jax.tree.leaves(params), strict=True)]
+    for a, b in zip(jax.tree.leaves(state[-1].average), average, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+
+
+def test_a_backbone_without_heads_trains():
+    config = dataclasses.replace(TINY, heads=dataclasses.replace(TINY.heads, count=0))
+    (before, *_, after), _ = learn(config, 2)
+    assert list(before) == ["backbone"] and not any(same(before, after))
+
+
+def test_the_z_loss_pulls_the_normaliser_of_every_head_to_zero():
+    logits_BTV = 3.0 + jnp.zeros((1, 2, 5))
+    mask_BT = jnp.array([[True, False]])
+    plain, more = (head_sums(logits_BTV, jnp.zeros((1, 2), int), mask_BT, (), z)[1] for z in (0.0, 0.1))
+    assert float(more - plain) == pytest.approx(0.1 * (3 + np.log(5)) ** 2)
 
 
 # runs
@@ -236,6 +297,33 @@ def test_a_run_starts_from_the_parameters_it_is_given(data, whole, tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize("heads", [{"count": 3}, {"kind": "hydra"}, {"layers": 2}])
+def test_new_heads_on_a_trained_backbone_start_from_its_lm_head(whole, heads):
+    config = dataclasses.replace(TINY, heads=dataclasses.replace(TINY.heads, **heads))
+    params = first_parameters(whole[0], config)
+    assert all(same(params["backbone"], whole[1]["backbone"]))
+    for output_DV in params["heads"]["output"][...]:
+        np.testing.assert_array_equal(output_DV, whole[1]["backbone"]["lm_head"]["kernel"][...])
+    assert not np.any(params["heads"]["residual"][...])
+
+
+def test_heads_are_added_to_a_backbone_that_has_none(data, tmp_path):
+    bare = dataclasses.replace(TINY, heads=dataclasses.replace(TINY.heads, count=0))
+    config = dataclasses.replace(bare, data=data, train=dataclasses.replace(TINY.train, steps=1, ema=0.5))
+    params = train(config, tmp_path, train_batches(data, config.model), lambda: dev_batches(data, config.model))
+    assert params["backbone"]["norm"]["scale"][...].shape == (16,)
+    assert first_parameters(tmp_path, TINY)["heads"]["output"][...].shape[0] == TINY.heads.count
+
+
+def test_the_average_is_what_a_run_leaves(data, tmp_path):
+    params = run(data, tmp_path, ema=0.99)
+    _, lm = load_trained(tmp_path)
+    kept = nnx.state(lm, nnx.Param)
+    assert not any(same(kept, params))
+    checkpoints = Checkpoints(tmp_path)
+    assert all(same(checkpoints.load(params)[1], params))
+
+
 def test_parameters_of_another_config_are_no_start(whole):
     wide = dataclasses.replace(TINY, model=dataclasses.replace(TINY.model, width=32))
     with pytest.raises(CheckpointError, match=r"does not fit the config: model\.width is 16, not 32"):
@@ -289,7 +377,10 @@ def test_every_evaluation_can_be_heard_and_a_few_steps_seen(tmp_path):
         data=tiny_tokens(tmp_path / "tokens", speech_vocab=20),
         model=dataclasses.replace(TINY.model, speech_vocab=20, max_length=512),
     )
-    batches, listen = train_batches(config.data, config.model), speaker(config, tmp_path / "samples", new_codec(CODEC))
+    vocabulary = Vocabulary.load(tmp_path / "tokens" / VOCABULARY)
+    texts = read_texts(config.data.dir, config.model, "dev")[:4]
+    listen = sample_writer(config, texts, vocabulary, new_codec(CODEC, seed=0), tmp_path / "samples")
+    batches = train_batches(config.data, config.model)
     dev = functools.partial(dev_batches, config.data, config.model)
     train(config, tmp_path / "run", batches, dev, progress=False, listen=listen, profile=1)
     names = [f"000000{step}-{i}.wav" for step in (3, 6) for i in range(4)]
@@ -308,8 +399,7 @@ def test_the_operations_of_a_token_are_six_for_each_weight_and_attention():
     _, params = make_model(dataclasses.replace(TINY, model=model, heads=HEADS))
     layer, head = 4 * 8 * 8 + 3 * 8 * 12, HEADS.layers * 8 * 8 + 8 * 10
     weights = 2 * layer + 8 * 10 + HEADS.count * head
-    biases = HEADS.layers * HEADS.count * 8  # they are stacked, and too few to matter
-    assert token_flops(params, model, row_length=64) == 6 * (weights + biases) + 12 * 2 * 8 * 64
+    assert token_flops(params, model, row_length=64) == 6 * weights + 12 * 2 * 8 * 64
 
 
 # configs that do not match

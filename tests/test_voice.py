@@ -18,7 +18,7 @@ from vadusa_jax.evaluation.clips import split_speakable
 from vadusa_jax.evaluation.testsets import Sentence
 from vadusa_jax.model.folder import save_lm
 from vadusa_jax.speech.codec import new_codec
-from vadusa_jax.text import UnspeakableText
+from vadusa_jax.text import Line, UnspeakableText
 from vadusa_jax.voice import Voice
 from vadusa_jax.weights import WeightsError
 
@@ -185,8 +185,9 @@ LONG = "Good morning, Dr. Smith. It is 3.14 miles to town! " * 3 + "Are you comi
 
 def test_a_streamed_text_sounds_like_its_sentences_spoken_one_by_one(voice):
     pieces = voice.pieces(LONG)
-    assert " ".join(pieces).split() == LONG.split() and len(pieces) > 3
-    whole_P = np.concatenate([one.wave for one in voice.speak(pieces, EXACT, seed=3, batch=2)])
+    texts = [piece.text for piece in pieces]
+    assert " ".join(texts).split() == LONG.split() and len(pieces) > 3
+    whole_P = np.concatenate([one.wave for one in voice.speak(texts, EXACT, seed=3, batch=2)])
     waves = list(voice.stream(LONG, EXACT, seed=3))
     assert len(waves) > len(pieces)
     np.testing.assert_allclose(np.concatenate(waves), whole_P, atol=1e-4)
@@ -196,7 +197,7 @@ def test_a_streamed_text_sounds_like_its_sentences_spoken_one_by_one(voice):
 
 def test_a_queue_of_texts_comes_back_in_order_whatever_is_finished_first(voice):
     texts = ["Yes.", "It is three and a half miles to town, I think.", "No.", "Good morning."] * 2
-    order = [i for i, _ in voice.speak_each(texts, EXACT, batch=2)]
+    order = [i for i, _ in voice.speak_each([Line.of(text) for text in texts], EXACT, batch=2)]
     assert sorted(order) == list(range(8))
     spoken = voice.speak(texts, EXACT, batch=2)
     assert [one.text for one in spoken] == texts

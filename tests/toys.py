@@ -13,8 +13,9 @@ from vadusa_jax.config import Config, DataConfig, DecodeConfig, HeadsConfig, Mod
 from vadusa_jax.data.dataset import CodecFacts, TokenRecord, write_dataset
 from vadusa_jax.decode.accept import EXACT, Greedy, Rule, Tolerance
 from vadusa_jax.decode.draft import Drafter, head_drafter
-from vadusa_jax.decode.loop import Prompts, State, generate
+from vadusa_jax.decode.loop import generate
 from vadusa_jax.decode.prompts import make_settings
+from vadusa_jax.decode.state import Prompts, State
 from vadusa_jax.decode.tree import ROOT, Tree
 from vadusa_jax.decode.trees import FittedTree, Trees
 from vadusa_jax.model.folder import save_lm
@@ -22,10 +23,13 @@ from vadusa_jax.model.heads import SpeechLM
 from vadusa_jax.speech.codec import new_codec
 from vadusa_jax.speech.fsq import CodecConfig
 from vadusa_jax.text import Vocabulary
+from vadusa_jax.training.optimizer import make_optimizer
+from vadusa_jax.training.step import make_model, make_train_step
 
 MODEL = ModelConfig(speech_vocab=19, text_vocab=12, layers=2, width=32, attention_heads=4, ffn=48, max_length=256)
 HEADS = HeadsConfig(count=4, layers=2)
 DECODE = DecodeConfig(temperature=0.9, top_k=12, top_p=0.97, repeat_limit=12)
+TREE = Tree(((), (0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (2,), (0, 0, 0, 0), (0, 1, 0), (1, 0, 2), (0, 1, 0, 1)))
 BATCH, SLOTS, REPEATS = 8, 256, 12  # the same everywhere: every other value is another compilation
 CODEC = CodecConfig(
     levels=(5, 4), encoder_width=8, encoder_layers=1, decoder_width=8, decoder_layers=1, refiner_layers=1,
@@ -158,3 +162,24 @@ def check_counts(token_M: np.ndarray, p_V: np.ndarray) -> None:
     assert not seen_V[p_V == 0].any()
     p_V = p_V.astype(np.float64) / p_V.sum(dtype=np.float64)
     assert stats.chisquare(seen_V[p_V > 0], len(token_M) * p_V[p_V > 0]).pvalue > 1e-3
+
+
+def counting(rng: np.random.Generator, by: int, cycle: int, length: int = 32) -> dict[str, np.ndarray]:
+    """Sequences that count in steps of `by` modulo `cycle`, with a slip at every twentieth token."""
+    jumps_BT = np.where(rng.random((16, length + 1)) < 0.05, rng.integers(0, cycle, (16, length + 1)), by)
+    said_BT = np.cumsum(jumps_BT, axis=1).astype(np.int32) % cycle
+    ones_BT = np.ones((16, length), np.int32)
+    positions_BT = np.broadcast_to(np.arange(length, dtype=np.int32), ones_BT.shape)
+    batch = {"tokens_BT": said_BT[:, :-1], "targets_BT": said_BT[:, 1:], "mask_BT": ones_BT}
+    return batch | {"segments_BT": ones_BT, "positions_BT": positions_BT}
+
+
+def learned(by: int, cycle: int) -> SpeechLM:
+    """A toy that has learned to count: its drafts are accepted down to every depth."""
+    config = Config(MODEL, HEADS, train=TrainConfig(steps=150, warmup_steps=10, optimizer="adamw", learning_rate=1e-2))
+    graph, params = make_model(config)
+    optimizer = make_optimizer(config.train)
+    step, state, rng = make_train_step(config, optimizer, graph), optimizer.init(params), np.random.default_rng(0)
+    for _ in range(config.train.steps):
+        params, state, _, _ = step(params, state, counting(rng, by, cycle))
+    return nnx.merge(graph, params)

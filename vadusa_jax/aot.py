@@ -1,11 +1,15 @@
 """Compiles for a TPU without a TPU, and prints what the compiled program would cost there.
 
     python -m vadusa_jax.aot decode --topology v5e:2x2 --shape 150m
+    python -m vadusa_jax.aot train --topology v5e:4x4 --config configs/libritts.py [--find_batch]
+    python -m vadusa_jax.aot train --topology v5e:4x4,v5e:8x8,v5e:16x16 --config configs/libritts.py --rows 8
 
 `decode` compiles one decode step for one chip of the topology (rows are spread over chips, each decodes its own), for
-every tree size, through libtpu (extra [aot]). The printed legend says how every figure is made.
+every tree size. `train` compiles the training step of a config for all chips of the topology. Both go through libtpu
+(extra [aot]). The printed legend says how every figure is made.
 """
 
+import functools
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -13,21 +17,31 @@ from absl import app, flags
 from ml_collections import config_flags
 from tqdm import tqdm
 
-from vadusa_jax.config import SHAPES, HeadsConfig, from_config_dict
+from vadusa_jax.config import SHAPES, Config, HeadsConfig, from_config_dict
 from vadusa_jax.decode.fit import wide_tree
-from vadusa_jax.evaluation.report import markdown_table, write_json
-from vadusa_jax.evaluation.tpu import COLUMNS, NoTopology, Step, step_row
+from vadusa_jax.evaluation import pods, tpu
+from vadusa_jax.evaluation.report import Columns, markdown_table, write_json
+from vadusa_jax.evaluation.topology import NoTopology, find_chip, find_topology
+from vadusa_jax.training.compiled import DoesNotFit, compile_train
 
-LEGEND = """\
+DECODE_LEGEND = """\
 Minimum: the weights that a step reads (backbone, LM head, draft heads in use) and the whole cache, once. Main memory: \
 what the compiled step moves between the chip's memory and anything else, counted from the program. XLA's own bytes \
 accessed also count what moves inside the chip: a weight when it is fetched, when its pieces are joined, and when it \
-is used. Loop bodies count once. Roofline: main memory over the chip's bandwidth, or operations over its peak.
+is used. Roofline: main memory over the chip's bandwidth, or operations over its peak.
 Projected speed-up: the roofline time of one node over that of the tree, times the tokens per step that were measured \
 on the demo voice with `exact` and as many nodes. Nothing ran on a TPU."""
 
-TOPOLOGY = flags.DEFINE_string("topology", "v5e:2x2", "Chips: v4, v5e, v5p or v6e, and how they are laid out.")
-CONFIG = config_flags.DEFINE_config_file("config", None, "Config whose model is compiled; instead of --shape.")
+TRAIN_LEGEND = """\
+Figures are those of one chip. Memory: parameters, optimiser state, batch, intermediate values and code. TFLOP: matrix \
+products of the compiled step, recomputation included. Main memory and links: what the compiled step moves; each turn \
+of a loop counts. Collectives are sent in rings; an axis of the pod that is no ring has half the links. Roofline: the \
+longest of compute, memory and links, as if they overlapped perfectly. Links, not hidden: their time over the longer \
+of the other two, as if they did not overlap at all. MFU at most: 6 operations a weight and position and whole \
+attention (PaLM), over the chip's peak for the roofline time. Nothing ran on a TPU."""
+
+TOPOLOGY = flags.DEFINE_list("topology", ["v5e:2x2"], "Chips: v4, v5e, v5p or v6e, and how they are laid out.")
+CONFIG = config_flags.DEFINE_config_file("config", None, "What is compiled; for `decode`, instead of --shape.")
 SHAPE = flags.DEFINE_enum("shape", "150m", list(SHAPES), "Named model.")
 NODES = flags.DEFINE_list("nodes", ["1", "16", "32", "64"], "Tree sizes; the first is what others compare with.")
 BATCH = flags.DEFINE_integer("batch", 1, "Rows per chip.", lower_bound=1)
@@ -38,6 +52,8 @@ TOKENS = flags.DEFINE_list(
     ["1:1.0", "8:2.59", "16:2.98", "64:3.65"],
     "NODES:TOKENS that a step commits.",
 )
+ROWS = flags.DEFINE_integer("rows", None, "Rows of the batch per chip; by default those of the config.", lower_bound=1)
+FIND_BATCH = flags.DEFINE_bool("find_batch", False, "Find the most rows per chip that fit into its memory.")
 JSON = flags.DEFINE_string("json", None, "File for the figures.")
 flags.register_validator("nodes", lambda sizes: all(s.isdecimal() and int(s) for s in sizes), "must be numbers over 0")
 
@@ -50,18 +66,43 @@ def decode() -> None:
     rows = []
     for nodes in tqdm(list(map(int, NODES.value)), "compile", disable=None):
         tree = wide_tree(heads.count, nodes)
-        step = Step(model, heads, tree, BATCH.value, SLOTS.value, jnp.dtype(DTYPE.value))
-        row = step_row(TOPOLOGY.value, step)
+        step = tpu.Step(model, heads, tree, BATCH.value, SLOTS.value, jnp.dtype(DTYPE.value))
+        row = tpu.step_row(TOPOLOGY.value[0], step)
         if nodes in reached:
             row["tokens_per_step"] = reached[nodes]
             row["projected_speedup"] = reached[nodes] * (rows[0] if rows else row)["roofline_us"] / row["roofline_us"]
         rows.append(row)
+    _show(rows, tpu.COLUMNS, DECODE_LEGEND)
+
+
+def train() -> None:
+    """The table of training steps, one row a topology."""
+    if CONFIG.value is None:
+        raise app.UsageError("say what to train: --config")
+    table, config = [], from_config_dict(CONFIG.value)
+    for topology in tqdm(TOPOLOGY.value, "compile", disable=None):
+        devices, rows = find_topology(topology).devices, ROWS.value
+        if FIND_BATCH.value:
+            rows = pods.largest_rows(functools.partial(_needs, topology, config), find_chip(topology).memory)
+        chosen = pods.with_rows(config, topology, rows) if rows else config
+        table.append(pods.train_row(topology, chosen, compile_train(chosen, devices)))
+    _show(table, pods.COLUMNS, TRAIN_LEGEND)
+
+
+def _needs(topology: str, config: Config, rows: int) -> int | None:
+    try:
+        return pods.memory_bytes(compile_train(pods.with_rows(config, topology, rows), find_topology(topology).devices))
+    except DoesNotFit:
+        return None
+
+
+def _show(rows: list[dict], columns: Columns, legend: str) -> None:
     if JSON.value:
         write_json(Path(JSON.value), rows)
-    print(markdown_table(rows, COLUMNS), LEGEND, sep="\n")
+    print(markdown_table(rows, columns), legend, sep="\n")
 
 
-COMMANDS = {"decode": decode}
+COMMANDS = {"decode": decode, "train": train}
 
 
 def main(argv: list[str]) -> None:
@@ -69,8 +110,8 @@ def main(argv: list[str]) -> None:
         raise app.UsageError(f"say what to compile: {', '.join(COMMANDS)}")
     try:
         COMMANDS[argv[1]]()
-    except NoTopology as error:
-        raise app.UsageError(str(error)) from error
+    except (NoTopology, DoesNotFit) as error:
+        raise SystemExit(f"aot: {error}") from error
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ import typing
 from pathlib import Path
 from typing import Any
 
+CONFIG = "config.json"  # a config saved in a folder
+
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
@@ -60,7 +62,7 @@ class HeadsConfig:
     """Draft heads and their loss: CE_lm + loss_weight * sum_k decay^(k-1) CE_k."""
 
     kind: str = "medusa"  # "medusa": heads that guess independently; "hydra": each sees what was drafted before it
-    count: int = 6
+    count: int = 6  # 0: a backbone alone
     layers: int = 1
     loss_weight: float = 0.2
     decay: float = 0.8
@@ -100,15 +102,25 @@ class DataConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """Optimiser, schedule and cadence of the training loop."""
+    """What is trained, optimiser, schedule and cadence of the training loop."""
 
+    mode: str = "joint"  # "joint": all from the start; "frozen": heads alone (Medusa-1); "finetune": Medusa-2
+    heads_warmup_steps: int = 0  # finetune: the heads learn alone for so many steps
+    heads_rate: float = 1.0  # finetune: learning rates of the heads are so many times the backbone's
     optimizer: str = "muon"  # "muon" (matrices by Muon, the rest by Adam) or "adamw"
     learning_rate: float = 1e-2
     adam_learning_rate: float = 2e-3  # embeddings, norms and biases under Muon
     weight_decay: float = 0.01
+    schedule: str = "cosine"  # after the warm-up: "cosine" all the way down, or "wsd" (level, then down)
     warmup_steps: int = 100
+    decay_share: float = 0.2  # wsd: the last share of the steps, over which the rate falls
     steps: int = 4000
     clip_norm: float = 1.0
+    z_loss: float = 0.0  # weight of the squared log-normaliser of every head; 0: off
+    ema: float = 0.0  # decay of the averaged parameters that are kept and loaded; 0: no average
+    accumulate: int = 1  # a step adds up the gradients of so many parts of its batch, one after the other
+    loss_chunk: int = 0  # logits of so many positions of a row at a time, made again backward; 0: of all, kept
+    remat: str = "none"  # made again backward: "none", "dots" (all but matrix products) or "blocks" (everything)
     dtype: str = "float32"  # compute type; parameters and reductions stay float32
     seed: int = 0
     log_every: int = 20
@@ -122,9 +134,11 @@ class TrainConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """Devices per mesh axis; -1 takes what is left."""
+    """Devices per mesh axis; data=-1 takes what the others leave. Batch rows are split over data and fsdp."""
 
-    data: int = -1
+    data: int = -1  # copies of the parameters
+    fsdp: int = 1  # each copy's parameters and optimiser state are spread over so many devices
+    tensor: int = 1  # and every matrix product over so many
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,11 +181,11 @@ def from_config_dict(config: Any) -> Config:
 def save_config(folder: Path, config: Config) -> None:
     """Writes `config.json` as stable, readable JSON, whole or not at all; makes the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    aside = folder / "config.json.partial"
+    aside = folder / f"{CONFIG}.partial"
     aside.write_text(json.dumps(dataclasses.asdict(config), indent=2, sort_keys=True) + "\n")
-    aside.replace(folder / "config.json")
+    aside.replace(folder / CONFIG)
 
 
 def load_config(folder: Path) -> Config:
     """Reads what `save_config` wrote."""
-    return from_dict(Config, json.loads((folder / "config.json").read_text()))
+    return from_dict(Config, json.loads((folder / CONFIG).read_text()))

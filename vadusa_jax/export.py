@@ -9,9 +9,11 @@ from pathlib import Path
 from absl import app, flags
 
 from vadusa_jax.decode import transitions
+from vadusa_jax.decode.trees import TREES
 from vadusa_jax.model.folder import save_lm
+from vadusa_jax.text import VOCABULARY
 from vadusa_jax.training.checkpoint import load_trained
-from vadusa_jax.voice import Voice
+from vadusa_jax.voice import CODEC, DRAFT, Voice
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Training run.", required=True)
 _CODEC = flags.DEFINE_string("codec", None, "Codec folder.", required=True)
@@ -26,14 +28,14 @@ def main(_) -> None:
     aside = out.with_name(f".{out.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)
     save_lm(aside, *load_trained(run))
-    shutil.copyfile(run / "vocabulary.json", aside / "vocabulary.json")
+    shutil.copyfile(run / VOCABULARY, aside / VOCABULARY)
     trees = Path(_TREES.value or run)
-    shutil.copyfile(trees / "trees.json", aside / "trees.json")
-    shutil.copytree(_CODEC.value, aside / "codec")
+    shutil.copyfile(trees / TREES, aside / TREES)
+    shutil.copytree(_CODEC.value, aside / CODEC)
     if (trees / transitions.FILE).exists():
         shutil.copyfile(trees / transitions.FILE, aside / transitions.FILE)
     if _DRAFT.value:
-        save_lm(aside / "draft", *load_trained(Path(_DRAFT.value)))
+        save_lm(aside / DRAFT, *load_trained(Path(_DRAFT.value)))
     if _CARD.value:
         shutil.copyfile(_CARD.value, aside / "card.md")
     Voice.load(aside)  # what cannot be loaded is not put in place

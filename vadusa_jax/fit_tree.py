@@ -21,7 +21,7 @@ from vadusa_jax.decode.accept import Greedy
 from vadusa_jax.decode.fit import fit, fit_sizes, measure_hits, measure_step_s, realised, say_plainly, wide_tree
 from vadusa_jax.decode.modes import parse_mode
 from vadusa_jax.decode.prompts import take_rows, text_prompts
-from vadusa_jax.decode.trees import FittedTree, Trees, machine
+from vadusa_jax.decode.trees import TREES, FittedTree, Trees, machine
 from vadusa_jax.evaluation.plots import plot_trees
 from vadusa_jax.text import SEP
 from vadusa_jax.training.checkpoint import load_model
@@ -86,12 +86,12 @@ def main(_) -> None:
 
     out = Path(_OUT.value) if _OUT.value else folder
     out.mkdir(parents=True, exist_ok=True)
-    Trees(fitted).save(out / "trees.json")
+    Trees(fitted).save(out / TREES)
     plot_trees(out / "trees.png", fitted)
     following = read_tokens(_TOKENS.value, config.model, "train")
     transitions.save_transitions(out, transitions.count_transitions(following, config.model.output_vocab))
     print(table(fitted, step_s, real))
-    print(f"Trees: {out}/trees.json, drawn in trees.png")
+    print(f"Trees: {out / TREES}, drawn in trees.png")
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ from absl import app, flags
 from tqdm import tqdm
 
 from vadusa_jax.decode.modes import HELP, Mode, parse_mode
-from vadusa_jax.decode.prompts import TooLong
-from vadusa_jax.text import UnspeakableText
+from vadusa_jax.decode.prompts import TooLong, token_limit
+from vadusa_jax.text import Line, UnspeakableText
 from vadusa_jax.voice import DEMO_MODEL, Spoken, Voice
 
 _TEXT = flags.DEFINE_multi_string("text", [], "Text to speak; may be given several times.")
@@ -65,7 +65,7 @@ def main(_) -> None:
     name = f"tolerance:{_TOLERANCE.value}" if _MODE.value == "tolerance" else _MODE.value
     mode, out = parse_mode(name, _NODES.value, voice.config.decode), Path(_OUT.value)
     out.mkdir(parents=True, exist_ok=True)
-    spoken = speak_streaming(voice, texts, mode) if _STREAM.value else speak_queued(voice, pieces, mode)
+    spoken = speak_streaming(voice, pieces, mode) if _STREAM.value else speak_queued(voice, pieces, mode)
     records = [{}] * len(texts)
     for i, wave_P, facts in tqdm(spoken, "speak", total=len(texts), disable=None):
         path = out / f"{i:04d}.wav"
@@ -79,7 +79,7 @@ def main(_) -> None:
         print("First sound after", ", ".join(f"{r['first_s']:.2f}" for r in records), "s of the seconds of each text")
 
 
-def speak_queued(voice: Voice, pieces: list[list[str]], mode: Mode) -> Iterator[tuple[int, np.ndarray, dict]]:
+def speak_queued(voice: Voice, pieces: list[list[Line]], mode: Mode) -> Iterator[tuple[int, np.ndarray, dict]]:
     """Number, wave and facts of each text when all its pieces are spoken; pieces of all texts share the batches."""
     owner = [i for i, of_text in enumerate(pieces) for _ in of_text]
     spoken: list[Spoken | None] = [None] * len(owner)
@@ -95,11 +95,11 @@ def speak_queued(voice: Voice, pieces: list[list[str]], mode: Mode) -> Iterator[
             yield owner[n], np.concatenate([s.wave for s in own]), facts
 
 
-def speak_streaming(voice: Voice, texts: list[str], mode: Mode) -> Iterator[tuple[int, np.ndarray, dict]]:
+def speak_streaming(voice: Voice, pieces: list[list[Line]], mode: Mode) -> Iterator[tuple[int, np.ndarray, dict]]:
     """As `speak_queued`, one text after the other, with the time to the first sound of each."""
-    for i, text in enumerate(texts):
+    for i, of_text in enumerate(pieces):
         began, first_s, waves = time.perf_counter(), 0.0, []
-        for wave_P in voice.stream(text, mode, _SEED.value, _HEADS.value, _LOOKAHEAD.value):
+        for wave_P in voice.stream_each(of_text, mode, _SEED.value, _HEADS.value, _LOOKAHEAD.value):
             first_s = first_s or time.perf_counter() - began
             waves.append(wave_P)
         yield (
@@ -112,11 +112,11 @@ def speak_streaming(voice: Voice, texts: list[str], mode: Mode) -> Iterator[tupl
         )
 
 
-def speakable_pieces(voice: Voice, line: str) -> list[str]:
-    """The sentences of a line; raises UnspeakableText, or TooLong for a word longer than the model's room."""
-    pieces = voice.pieces(line)
-    for why in filter(None, map(voice.complaint, pieces)):
-        raise TooLong(why)
+def speakable_pieces(voice: Voice, text: str) -> list[Line]:
+    """The sentences of a text; raises UnspeakableText, or TooLong for a word longer than the model's room."""
+    pieces = voice.pieces(text)
+    for piece in pieces:
+        token_limit(len(piece.phones), voice.config.decode, voice.config.model)
     return pieces
 
 

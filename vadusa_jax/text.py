@@ -12,8 +12,10 @@ import logging
 import os
 import re
 import unicodedata
+from collections.abc import Callable
 from pathlib import Path
 
+VOCABULARY = "vocabulary.json"  # a vocabulary saved in a folder
 PAD, SEP = 0, 1
 VERSION = 1
 _SPECIALS = ("<pad>", "<sep>")
@@ -38,6 +40,19 @@ _MARK_RUN = re.compile(rf"\s*(?:(?<!\d)[{_MARKS}]|[{_MARKS}](?!\d))[{_MARKS}\s]*
 
 class UnspeakableText(ValueError):
     """The text holds nothing that can be read aloud in English; nothing may be decoded for it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """What is said in one go: a text and its phones, so that nobody asks espeak for them twice."""
+
+    text: str
+    phones: str
+
+    @classmethod
+    def of(cls, text: str) -> "Line":
+        """Raises UnspeakableText where `phonemize` does."""
+        return cls(text, phonemize(text))
 
 
 def normalize(text: str) -> str:
@@ -112,39 +127,45 @@ def _speak(piece: str) -> str:
     return " ".join(" ".join(entries).replace("_", "").split())
 
 
-def split_sentences(text: str, limit: int) -> list[str]:
-    """The text as pieces to be spoken one by one: its sentences, cut further where they have over `limit` phones.
+def split_sentences(text: str, limit: int) -> list[Line]:
+    """The text as lines to be spoken one by one: its sentences, cut further where they have over `limit` phones.
 
-    Only spaces are cut at, so the words of the pieces are `text.split()`. A sentence ends with . ? ! or a line break,
+    Only spaces are cut at, so the words of the lines are `text.split()`. A sentence ends with . ? ! or a line break,
     not after an abbreviation or an initial, and not before a small letter ('"Why?" he asked'). A sentence over the
     limit is halved near its middle, at such a mark before a small letter, or else at a comma, semicolon, colon or dash,
-    or else at a space. A piece below SHORT phones goes with the next one (the last: with the one before) if both fit.
+    or else at a space. A line below SHORT phones goes with the next one (the last: with the one before) if both fit.
 
-    What has no phones alone ("...", an emoji) stays with its neighbour, so every piece can be phonemized. Over the
-    limit is only a word that has more phones by itself. Raises UnspeakableText where `phonemize` does, and ValueError
-    for a limit below 1.
+    What has no phones alone ("...", an emoji) stays with its neighbour, so every line has some. Over the limit is only
+    a word that has more phones by itself. Raises UnspeakableText where `phonemize` does, and ValueError for a limit
+    below 1.
     """
     if limit < 1:
         raise ValueError(f"limit must be at least 1 phone, got {limit}")
     words = list(re.finditer(r"\S+", text))
     gaps = [_gap(text, before, after) for before, after in itertools.pairwise(words)]
 
-    def between(start: int, stop: int) -> str:
-        return text[words[start].start() : words[stop - 1].end()]
+    @functools.cache
+    def read(start: int, stop: int) -> Line:
+        between = text[words[start].start() : words[stop - 1].end()]
+        try:
+            return Line.of(between)
+        except UnspeakableText:
+            return Line(between, "")
 
     bounds = [0, *(i + 1 for i, gap in enumerate(gaps) if gap == _STRONG), len(words)]
-    spans = [s for start, stop in itertools.pairwise(bounds) for s in _halve(between, gaps, start, stop, limit)]
+    spans = [s for start, stop in itertools.pairwise(bounds) for s in _halve(read, gaps, start, stop, limit)]
     joined = []
     for i, (start, stop) in enumerate(spans):
         if joined:
-            before, here = _count(between(*joined[-1])), _count(between(start, stop))
+            before, here = len(read(*joined[-1]).phones), len(read(start, stop).phones)
             lonely = before < SHORT or (here < SHORT and i == len(spans) - 1)
-            if not before or not here or (lonely and _count(between(joined[-1][0], stop)) <= limit):
+            if not before or not here or (lonely and len(read(joined[-1][0], stop).phones) <= limit):
                 start = joined.pop()[0]
         joined.append((start, stop))
-    if len(joined) < 2:
-        phonemize(text)  # raises where there is nothing to say
-    return [between(*span) for span in joined]
+    lines = [read(*span) for span in joined]
+    if not any(line.phones for line in lines):
+        phonemize(text)  # raises: there is nothing to say
+    return lines
 
 
 def _gap(text: str, before: re.Match, after: re.Match) -> int:
@@ -158,22 +179,17 @@ def _gap(text: str, before: re.Match, after: re.Match) -> int:
     return _COMMA if _CLAUSE.search(before[0]) or re.match(r"[(\[\u2012-\u2015]|-+$", after[0]) else _SPACE
 
 
-def _halve(between, gaps: list[int], start: int, stop: int, limit: int) -> list[tuple[int, int]]:
+def _halve(
+    read: Callable[[int, int], Line], gaps: list[int], start: int, stop: int, limit: int
+) -> list[tuple[int, int]]:
     """Spans of words that cover start .. stop, each within the limit or one word."""
-    if stop - start < 2 or _count(between(start, stop)) <= limit:
+    if stop - start < 2 or len(read(start, stop).phones) <= limit:
         return [(start, stop)] if stop > start else []
-    reached = list(itertools.accumulate(_count(between(i, i + 1)) for i in range(start, stop)))
+    reached = list(itertools.accumulate(len(read(i, i + 1).phones) for i in range(start, stop)))
     offset = {start + 1 + i: abs(done / max(reached[-1], 1) - 0.5) for i, done in enumerate(reached[:-1])}
     # In the middle half the kind of gap decides, and outside it the distance from the middle alone.
     cut = min(offset, key=lambda i: (-gaps[i - 1], offset[i]) if offset[i] <= 0.25 else (1, offset[i]))
-    return _halve(between, gaps, start, cut, limit) + _halve(between, gaps, cut, stop, limit)
-
-
-def _count(text: str) -> int:
-    try:
-        return len(phonemize(text))
-    except UnspeakableText:
-        return 0
+    return _halve(read, gaps, start, cut, limit) + _halve(read, gaps, cut, stop, limit)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,27 +12,22 @@ import dataclasses
 import shutil
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import jax
-import soundfile
 from absl import app, flags, logging
 from ml_collections import config_flags
 
 from vadusa_jax.config import Config, from_config_dict, load_config
 from vadusa_jax.data.batches import dev_batches, read_texts, train_batches
-from vadusa_jax.decode.modes import parse_mode
-from vadusa_jax.decode.trees import Trees
-from vadusa_jax.model.heads import SpeechLM
 from vadusa_jax.model.sharding import make_mesh
-from vadusa_jax.speech import Codec, load_codec
-from vadusa_jax.text import Vocabulary
+from vadusa_jax.speech import load_codec
+from vadusa_jax.text import VOCABULARY, Vocabulary
 from vadusa_jax.training import hosts
 from vadusa_jax.training.checkpoint import first_parameters
 from vadusa_jax.training.loop import measure_step_s, train
 from vadusa_jax.training.stopping import PREEMPTED, Preempted
-from vadusa_jax.voice import Voice
+from vadusa_jax.voice import sample_writer
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file; single values by --config.room.name=value.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for checkpoints and logs.", required=True)
@@ -42,20 +37,6 @@ _MINUTES = flags.DEFINE_float("minutes", None, "Choose train.steps so that train
 _CODEC = flags.DEFINE_string("codec", None, "Codec folder: every evaluation speaks a few dev sentences with it.")
 _PROFILE = flags.DEFINE_integer("profile", 0, "Trace so many steps into the work folder's profile/.")
 SENTENCES = 4  # of the dev set are spoken at every evaluation
-
-
-def speaker(config: Config, folder: Path, codec: Codec) -> Callable[[int, SpeechLM], None]:
-    """Writes the first dev sentences, as the model speaks them, to `folder`: 0000250-0.wav is the first of them at step 250."""
-    texts = read_texts(config.data.dir, config.model, "dev")[:SENTENCES]
-    vocabulary = Vocabulary.load(Path(config.data.dir) / "vocabulary.json")
-    folder.mkdir(parents=True, exist_ok=True)
-
-    def speak(step: int, lm: SpeechLM) -> None:
-        spoken = Voice(config, lm, vocabulary, Trees({}), codec).speak(texts, parse_mode("ar"))
-        for i, one in enumerate(spoken):
-            soundfile.write(folder / f"{step:07d}-{i}.wav", one.wave, one.sample_rate)
-
-    return speak
 
 
 def fit_to_minutes(config: Config, minutes: float, own: range) -> Config:
@@ -76,11 +57,15 @@ def run() -> None:
         config = load_config(folder) if begun else fit_to_minutes(config, _MINUTES.value, own)
     if hosts.is_first():
         folder.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(Path(config.data.dir) / "vocabulary.json", folder / "vocabulary.json")
+        shutil.copyfile(Path(config.data.dir) / VOCABULARY, folder / VOCABULARY)
     began = time.monotonic()
     batches = train_batches(config.data, config.model, own)
     init = first_parameters(Path(_INIT.value), config) if _INIT.value else None
-    listen = speaker(config, folder / "samples", load_codec(Path(_CODEC.value))) if _CODEC.value else None
+    listen = None
+    if _CODEC.value:
+        texts, codec = read_texts(config.data.dir, config.model, "dev")[:SENTENCES], load_codec(Path(_CODEC.value))
+        vocabulary = Vocabulary.load(Path(config.data.dir) / VOCABULARY)
+        listen = sample_writer(config, texts, vocabulary, codec, folder / "samples")
     train(
         config,
         folder,

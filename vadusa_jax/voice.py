@@ -7,25 +7,28 @@ transitions.safetensors (for Viterbi) and draft/ (a small language model).
 import dataclasses
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import soundfile
 
-from vadusa_jax.config import Config
+from vadusa_jax.config import CONFIG, Config, DecodeConfig
 from vadusa_jax.decode import transitions
 from vadusa_jax.decode.draft import Drafter, DraftLM, Viterbi, head_drafter
-from vadusa_jax.decode.loop import Prompts, Settings
-from vadusa_jax.decode.modes import Mode
+from vadusa_jax.decode.loop import Settings
+from vadusa_jax.decode.modes import Mode, parse_mode
 from vadusa_jax.decode.prompts import TooLong, make_settings, text_prompts, token_limit
 from vadusa_jax.decode.queue import decode_each
+from vadusa_jax.decode.state import Prompts
 from vadusa_jax.decode.stream import stream_tokens
-from vadusa_jax.decode.trees import Trees
-from vadusa_jax.model.folder import load_lm
+from vadusa_jax.decode.trees import TREES, Trees
+from vadusa_jax.model.folder import WEIGHTS, load_lm
 from vadusa_jax.model.heads import SpeechLM
 from vadusa_jax.speech import Codec, load_codec, stream
-from vadusa_jax.text import SEP, UnspeakableText, Vocabulary, phonemize, split_sentences
+from vadusa_jax.text import SEP, VOCABULARY, Line, UnspeakableText, Vocabulary, phonemize, split_sentences
 
+CODEC, DRAFT = "codec", "draft"  # folders in a voice's folder
 DEMO_MODEL = Path(__file__).parent / "assets" / "demo"
 
 
@@ -41,7 +44,7 @@ class Spoken:
     finish: str  # why it ended: "eos", "length" or "repeat"
     steps: int  # backbone passes, prefill included
     block_of: np.ndarray  # int32: the pass that decided each token, EOS included if it was said
-    wall_s: float  # seconds since the text that was finished before it; in all, those from texts to waves
+    wall_s: float  # seconds since the text that was finished before it; in all, those from phones to waves
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +71,7 @@ class Voice:
     def load(cls, folder: str | Path) -> "Voice":
         """Reads a voice's folder; what is missing or does not match is an error that names it."""
         folder = Path(folder)
-        for name in ("config.json", "vocabulary.json", "model.safetensors", "trees.json", "codec"):
+        for name in (CONFIG, VOCABULARY, WEIGHTS, TREES, CODEC):
             if not (folder / name).exists():
                 raise FileNotFoundError(
                     f"{folder} has no {name}: not a voice; `python -m vadusa_jax.export` makes one of a training run"
@@ -77,11 +80,11 @@ class Voice:
         return cls(
             config,
             lm,
-            Vocabulary.load(folder / "vocabulary.json"),
-            Trees.load(folder / "trees.json"),
-            load_codec(folder / "codec"),
+            Vocabulary.load(folder / VOCABULARY),
+            Trees.load(folder / TREES),
+            load_codec(folder / CODEC),
             transitions.load_transitions(folder),
-            load_lm(folder / "draft")[1] if (folder / "draft").exists() else None,
+            load_lm(folder / DRAFT)[1] if (folder / DRAFT).exists() else None,
         )
 
     def speak(
@@ -95,17 +98,17 @@ class Voice:
             UnspeakableText: a text without anything to pronounce; before any decoding.
             TooLong: a text that leaves no room for speech in the model's positions.
         """
-        return [one for _, one in sorted(self.speak_each(texts, mode, seed, batch, heads), key=lambda pair: pair[0])]
+        spoken = self.speak_each([Line.of(text) for text in texts], mode, seed, batch, heads)
+        return [one for _, one in sorted(spoken, key=lambda pair: pair[0])]
 
     def speak_each(
-        self, texts: Sequence[str], mode: Mode, seed: int = 0, batch: int | None = None, heads: int | None = None
+        self, lines: Sequence[Line], mode: Mode, seed: int = 0, batch: int | None = None, heads: int | None = None
     ) -> Iterator[tuple[int, Spoken]]:
-        """As `speak`, but every text with its number as soon as it is spoken."""
+        """As `speak`, but every line with its number as soon as it is spoken."""
         began = time.perf_counter()
-        phones = [phonemize(text) for text in texts]
-        if not texts:
+        if not lines:
             return
-        batch, prompts = batch or len(texts), self.prompts(texts, phones, seed)
+        batch, prompts = batch or len(lines), self.prompts(lines, seed)
         settings, drafter = self.settings(mode, heads, batch), self.drafter(mode)
         for i, said in decode_each(self.lm, prompts, settings=settings, batch=batch, drafter=drafter):
             tokens = said.tokens[:-1] if said.finish == "eos" else said.tokens
@@ -114,8 +117,8 @@ class Voice:
             yield (
                 i,
                 Spoken(
-                    text=texts[i],
-                    phones=phones[i],
+                    text=lines[i].text,
+                    phones=lines[i].phones,
                     tokens=tokens,
                     wave=wave,
                     sample_rate=self.codec.sample_rate,
@@ -137,15 +140,21 @@ class Voice:
 
         Raises what `speak` raises, at the piece that it concerns.
         """
+        yield from self.stream_each(self.pieces(text), mode, seed, heads, lookahead)
+
+    def stream_each(
+        self, lines: Iterable[Line], mode: Mode, seed: int = 0, heads: int | None = None, lookahead: int | None = None
+    ) -> Iterator[np.ndarray]:
+        """As `stream`, of the pieces of a text."""
         settings, drafter = self.settings(mode, heads), self.drafter(mode)
-        for piece in self.pieces(text):
-            prompt = self.prompts([piece], [phonemize(piece)], seed)
+        for line in lines:
+            prompt = self.prompts([line], seed)
             field = self.codec.receptive_field
             size = stream.FIRST + (field if lookahead is None else min(lookahead, field))
             chunks = stream_tokens(self.lm, prompt, settings=settings, size=size, drafter=drafter)
             yield from stream.render(self.codec, (chunk.tokens for chunk in chunks), lookahead)
 
-    def pieces(self, text: str) -> list[str]:
+    def pieces(self, text: str) -> list[Line]:
         """The sentences of a text, none with more phones than the model has room for; nothing is dropped.
 
         Raises UnspeakableText if nothing in it can be pronounced.
@@ -162,17 +171,19 @@ class Voice:
             return str(error)
         return None
 
-    def prompts(self, texts: Sequence[str], phones: Sequence[str], seed: int) -> Prompts:
-        """The texts as one batch for the decode loop; a text's own bytes number its row."""
-        numbers = [zlib.crc32(text.encode()) for text in texts]
-        return text_prompts([self.vocabulary.encode(p) for p in phones], SEP, numbers, seed, self.config)
+    def prompts(self, lines: Sequence[Line], seed: int) -> Prompts:
+        """The lines as one batch for the decode loop; a text's own bytes number its row."""
+        numbers = [zlib.crc32(line.text.encode()) for line in lines]
+        return text_prompts([self.vocabulary.encode(line.phones) for line in lines], SEP, numbers, seed, self.config)
 
-    def settings(self, mode: Mode, heads: int | None = None, batch: int = 1) -> Settings:
-        """What the decode loop compiles for a mode on this device."""
+    def settings(
+        self, mode: Mode, heads: int | None = None, batch: int = 1, decode: DecodeConfig | None = None
+    ) -> Settings:
+        """What the decode loop compiles for a mode on this device; `decode` is of another model with these trees."""
         if mode.drafter == "viterbi" and not mode.chain:
             mode = dataclasses.replace(mode, chain=self.config.heads.count)
         tree = self.trees.choose(mode, batch, heads)
-        return make_settings(tree, mode.rule, self.config.decode, mode.coupled)
+        return make_settings(tree, mode.rule, decode or self.config.decode, mode.coupled)
 
     def drafter(self, mode: Mode) -> Drafter:
         """Who drafts in a mode; ValueError if this voice lacks what it takes."""
@@ -185,3 +196,17 @@ class Voice:
                 raise ValueError("this voice has no draft model: train a small one and export with --draft")
             return DraftLM(self.draft.backbone)
         return head_drafter(self.lm)
+
+
+def sample_writer(
+    config: Config, texts: Sequence[str], vocabulary: Vocabulary, codec: Codec, folder: Path
+) -> Callable[[int, SpeechLM], None]:
+    """Writes the texts as a model in training speaks them: `folder`/0000250-0.wav is the first, at step 250."""
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def speak(step: int, lm: SpeechLM) -> None:
+        spoken = Voice(config, lm, vocabulary, Trees({}), codec).speak(texts, parse_mode("ar"))
+        for i, one in enumerate(spoken):
+            soundfile.write(folder / f"{step:07d}-{i}.wav", one.wave, one.sample_rate)
+
+    return speak

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 from absl import logging
 
-from vadusa_jax.text import Vocabulary
+from vadusa_jax.text import VOCABULARY, Vocabulary
 
 NAME = "speech_tokens"
 
@@ -94,7 +94,7 @@ def write_dataset(
     aside.mkdir(parents=True)
     try:
         SpeechTokens(splits, data_dir=str(aside)).download_and_prepare(download_config=_config(beam_options))
-        vocabulary.save(aside / "vocabulary.json")
+        vocabulary.save(aside / VOCABULARY)
         shutil.rmtree(aside / "downloads", ignore_errors=True)  # tfds makes it even for nothing
         for split, source in _read(aside).items():
             record_lengths(aside, split, source)
@@ -123,7 +123,7 @@ def open_dataset(folder: str | os.PathLike) -> tuple[Mapping[str, Sequence[dict]
             f"no token dataset in {folder}; make one with `python -m vadusa_jax.prepare tokens --out {folder} ...`"
         )
     facts = CodecFacts(**json.loads((folder / "codec.json").read_text()))
-    return _read(folder), Vocabulary.load(folder / "vocabulary.json"), facts
+    return _read(folder), Vocabulary.load(folder / VOCABULARY), facts
 
 
 def _builder_dir(folder: Path) -> Path:

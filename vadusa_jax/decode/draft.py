@@ -76,7 +76,7 @@ class _Memoryless:
     """What drafters share that need only the hidden state."""
 
     def check(self, model: SpeechLM, tree: Tree) -> None:
-        tree.check(model.heads.output.shape[0], model.backbone.config.output_vocab)
+        tree.check(model.head_count, model.backbone.config.output_vocab)
 
     def begin(self, tokens_BP: jax.Array, length_B: jax.Array, slots: int) -> None:
         return None

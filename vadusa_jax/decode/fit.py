@@ -12,17 +12,10 @@ import numpy as np
 from vadusa_jax.config import DecodeConfig
 from vadusa_jax.decode.accept import EXACT, Greedy, Position, Rule
 from vadusa_jax.decode.draft import head_drafter, rank_drafts
-from vadusa_jax.decode.loop import (
-    Prompts,
-    Settings,
-    advance,
-    log_probs,
-    prefill,
-    rule_table,
-    target,
-)
+from vadusa_jax.decode.loop import Settings, advance, log_probs, prefill, rule_table, target
 from vadusa_jax.decode.prompts import make_prompts, make_settings, slots_bucket, take_rows
 from vadusa_jax.decode.queue import decode_all
+from vadusa_jax.decode.state import Prompts
 from vadusa_jax.decode.tree import ROOT, Tree, grow
 from vadusa_jax.decode.trees import FittedTree, machine
 from vadusa_jax.model.heads import SpeechLM

@@ -9,8 +9,9 @@ import numpy as np
 
 from vadusa_jax.config import Config, DecodeConfig, ModelConfig
 from vadusa_jax.decode.accept import Rule
-from vadusa_jax.decode.loop import Prompts, Settings
+from vadusa_jax.decode.loop import Settings
 from vadusa_jax.decode.sampling import RowSampling, Sampling, row_keys
+from vadusa_jax.decode.state import Prompts
 from vadusa_jax.decode.tree import Tree
 
 PROMPT_BUCKET, LEAST_SLOTS = 64, 256

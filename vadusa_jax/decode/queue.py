@@ -7,8 +7,9 @@ import jax
 import numpy as np
 
 from vadusa_jax.decode.draft import MEDUSA, Drafter
-from vadusa_jax.decode.loop import FINISH, RUNNING, Prompts, Settings, State, advance, grow, prefill, put_row
+from vadusa_jax.decode.loop import Settings, advance, prefill
 from vadusa_jax.decode.prompts import check_room, first_slots, take_rows
+from vadusa_jax.decode.state import FINISH, RUNNING, Prompts, State, grow, put_row
 from vadusa_jax.model.heads import SpeechLM
 
 

@@ -7,8 +7,9 @@ import jax
 import numpy as np
 
 from vadusa_jax.decode.draft import MEDUSA, Drafter
-from vadusa_jax.decode.loop import EOS, FINISH, RUNNING, Prompts, Settings, advance, grow, prefill
+from vadusa_jax.decode.loop import Settings, advance, prefill
 from vadusa_jax.decode.prompts import check_room, first_slots
+from vadusa_jax.decode.state import EOS, FINISH, RUNNING, Prompts, grow
 from vadusa_jax.model.heads import SpeechLM
 
 

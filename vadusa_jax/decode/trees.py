@@ -12,6 +12,7 @@ from vadusa_jax.decode.accept import Greedy, Rule, Tolerance
 from vadusa_jax.decode.modes import Mode
 from vadusa_jax.decode.tree import Tree, TreeError, chain
 
+TREES = "trees.json"  # the trees saved in a folder
 VERSION = 2
 
 

@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from vadusa_jax.decode.fit import positions_along
-from vadusa_jax.decode.loop import Prompts, Settings
+from vadusa_jax.decode.loop import Settings
 from vadusa_jax.decode.prompts import take_rows
 from vadusa_jax.decode.queue import decode_all
+from vadusa_jax.decode.state import Prompts
 from vadusa_jax.model.heads import SpeechLM
 
 

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from vadusa_jax.config import DecodeConfig, ModelConfig
-from vadusa_jax.decode.loop import Prompts
+from vadusa_jax.decode.state import Prompts
 from vadusa_jax.evaluation.speed import PeerRun
 
 

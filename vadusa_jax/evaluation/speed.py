@@ -17,9 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vadusa_jax.decode.loop import RUNNING, Prompts, Settings, State, advance, grow, prefill
+from vadusa_jax.decode.loop import Settings, advance, prefill
 from vadusa_jax.decode.prompts import first_slots, take_rows
 from vadusa_jax.decode.queue import decode_all
+from vadusa_jax.decode.state import RUNNING, Prompts, State, grow
 from vadusa_jax.evaluation import roofline
 from vadusa_jax.evaluation.scores import AR, device
 from vadusa_jax.evaluation.subjects import Subject
@@ -106,9 +107,13 @@ def decode(lm: SpeechLM, prompts: Prompts, settings: Settings) -> tuple[State, f
 
 
 def run_once(subject: Subject, batches: Sequence[Prompts], settings: Settings) -> Run:
-    """Decodes all batches and waits for the last token of each; a batch runs until its longest row has ended."""
+    """Decodes all batches and waits for the last token of each; a batch runs until its longest row has ended.
+
+    The bandwidth is measured before and after, so that what else the machine does slows both sides of its share alike.
+    """
     lm, prefill_s, decode_s, tokens, row_steps, live = subject.lm, 0.0, 0.0, 0, 0, 0.0
     by_slots: collections.Counter[int] = collections.Counter()
+    bandwidth = roofline.measure_bandwidth()
     with roofline.counting() as count:
         for prompts in batches:
             state, *seconds, passes = decode(lm, prompts, settings)
@@ -117,7 +122,7 @@ def run_once(subject: Subject, batches: Sequence[Prompts], settings: Settings) -
             tokens, row_steps = tokens + int(said_B.sum()), row_steps + int(steps_B.sum())
             by_slots.update(passes)
             live += float(np.sum((steps_B - 1) * (length_B + said_B / 2)))
-    passes = by_slots.total()
+    passes, bandwidth = by_slots.total(), (bandwidth + roofline.measure_bandwidth()) / 2
 
     def bare_s(slots: int) -> float:
         count = max(8, int(BARE_S / decode_s * by_slots[slots]))
@@ -133,7 +138,7 @@ def run_once(subject: Subject, batches: Sequence[Prompts], settings: Settings) -
         live=live,
         compilations=count["compilations"],
         bare_s=sum(count * bare_s(slots) for slots, count in by_slots.items()) / max(passes, 1),
-        bandwidth=roofline.measure_bandwidth(),
+        bandwidth=bandwidth,
     )
 
 

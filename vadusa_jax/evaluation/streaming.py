@@ -33,7 +33,7 @@ def stream_rows(voice: Any, modes: Mapping[str, Mode], text: str, repeats: int) 
             for wave_P in voice.stream(text, mode):
                 first_s, samples = first_s or time.perf_counter() - began, samples + len(wave_P)
             streamed_s, began = time.perf_counter() - began, time.perf_counter()
-            whole = [one.wave for one in voice.speak(voice.pieces(text), mode, batch=1)]
+            whole = [one.wave for _, one in voice.speak_each(voice.pieces(text), mode, batch=1)]
             whole_s = time.perf_counter() - began
             if samples != sum(map(len, whole)):
                 raise AssertionError(f"{name}: {samples} samples streamed, {sum(map(len, whole))} spoken")

@@ -9,8 +9,8 @@ import numpy as np
 from flax import nnx
 
 from vadusa_jax.config import SHAPES, Config, DecodeConfig, HeadsConfig, ModelConfig
-from vadusa_jax.decode.loop import Prompts
 from vadusa_jax.decode.prompts import make_prompts
+from vadusa_jax.decode.state import Prompts
 from vadusa_jax.model.heads import SpeechLM
 
 PROMPT = 160  # positions of a random prompt: about 60 phones and a speech prompt of 2 s

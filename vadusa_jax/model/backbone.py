@@ -1,10 +1,12 @@
 """The backbone: a pre-norm decoder-only transformer (RMSNorm, rotary positions, SwiGLU, no biases).
 
 It takes positions and a mask and knows neither draft heads nor trees: a packed training row, a prompt and a draft
-tree differ only in what their mask allows.
+tree differ only in what their tokens may see.
 """
 
+import dataclasses
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -12,26 +14,10 @@ from flax import nnx
 from jax import lax
 
 from vadusa_jax.config import ModelConfig
+from vadusa_jax.model.attention import attend, packed_attention
 from vadusa_jax.model.cache import KV, Cache
-
-
-@jax.custom_vjp
-def lookup(table_VD: jax.Array, tokens_BT: jax.Array) -> jax.Array:
-    """Rows of the embedding table. Its gradient is a matrix product: XLA runs the scatter row by row on CPUs."""
-    return jnp.take(table_VD, tokens_BT, axis=0)
-
-
-def _lookup_forward(table_VD: jax.Array, tokens_BT: jax.Array):
-    return lookup(table_VD, tokens_BT), (table_VD, tokens_BT)
-
-
-def _lookup_backward(saved, gradient_BTD: jax.Array):
-    table_VD, tokens_BT = saved
-    one_hot_BTV = jax.nn.one_hot(tokens_BT, table_VD.shape[0], dtype=gradient_BTD.dtype)
-    return jnp.einsum("BTV,BTD->VD", one_hot_BTV, gradient_BTD).astype(table_VD.dtype), None
-
-
-lookup.defvjp(_lookup_forward, _lookup_backward)
+from vadusa_jax.model.products import lookup, product
+from vadusa_jax.model.sharding import constrain
 
 
 def rotation(positions_BT: jax.Array, half: int, theta: float, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
@@ -49,30 +35,15 @@ def rotate(x_BTNH: jax.Array, by: tuple[jax.Array, jax.Array]) -> jax.Array:
     return jnp.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)
 
 
-def attend(q_GTH: jax.Array, own: KV, mask_BTT: jax.Array, cached: KV | None, seen_BTS: jax.Array | None) -> jax.Array:
-    """Softmax attention over the keys of this call and over the cache (whose keys lie transposed, `[G, H, S]`).
+class Linear(nnx.Module):
+    """A matrix product without a bias, computed in `dtype`."""
 
-    The two are never joined: joining keys would copy the whole cache at every step, and joining logits moves them
-    twice. Softmax in float32 (or wider, when the queries are).
-    """
-    wide = jnp.promote_types(q_GTH.dtype, jnp.float32)
-    q_GTH = q_GTH * q_GTH.shape[-1] ** -0.5
+    def __init__(self, inputs: int, outputs: int, std: float, dtype: jnp.dtype, rngs: nnx.Rngs):
+        self.dtype = dtype
+        self.kernel = nnx.Param(nnx.initializers.normal(std)(rngs.params(), (inputs, outputs)))
 
-    def masked(logits_GTS: jax.Array, mask_BTS: jax.Array) -> jax.Array:
-        mask_GTS = jnp.repeat(mask_BTS, len(q_GTH) // len(mask_BTS), axis=0)
-        return jnp.where(mask_GTS, logits_GTS.astype(wide), -jnp.inf)
-
-    k_GTH, v_GTH = own
-    logits, values = [masked(jnp.einsum("GTH,GSH->GTS", q_GTH, k_GTH), mask_BTT)], [v_GTH]
-    if cached is not None:
-        k_GHS, v_GSH = cached
-        logits.append(masked(jnp.einsum("GTH,GHS->GTS", q_GTH, k_GHS), seen_BTS))
-        values.append(v_GSH)
-    peak_GT1 = lax.stop_gradient(functools.reduce(jnp.maximum, [jnp.max(x, axis=-1, keepdims=True) for x in logits]))
-    weights = [jnp.exp(x - peak_GT1) for x in logits]
-    total_GT1 = sum(jnp.sum(x, axis=-1, keepdims=True) for x in weights)
-    out = [jnp.einsum("GTS,GSH->GTH", x.astype(v.dtype), v) for x, v in zip(weights, values, strict=True)]
-    return (sum(out) / total_GT1).astype(q_GTH.dtype)
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return product(x.astype(self.dtype), self.kernel[...])
 
 
 class Block(nnx.Module):
@@ -83,9 +54,8 @@ class Block(nnx.Module):
         self.attention_heads = config.attention_heads
         residual_std = 0.02 / (2 * config.layers) ** 0.5  # the residual stream starts no louder with more layers
 
-        def linear(inputs: int, outputs: int, std: float = 0.02) -> nnx.Linear:
-            init = nnx.initializers.normal(std)
-            return nnx.Linear(inputs, outputs, use_bias=False, kernel_init=init, dtype=dtype, rngs=rngs)
+        def linear(inputs: int, outputs: int, std: float = 0.02) -> Linear:
+            return Linear(inputs, outputs, std, dtype, rngs)
 
         self.attention_norm = nnx.RMSNorm(width, dtype=dtype, rngs=rngs)
         self.q, self.k, self.v = linear(width, width), linear(width, width), linear(width, width)
@@ -94,24 +64,52 @@ class Block(nnx.Module):
         self.gate, self.up, self.down = linear(width, ffn), linear(width, ffn), linear(ffn, width, residual_std)
 
     def __call__(
-        self,
-        h_BTD: jax.Array,
-        by: tuple[jax.Array, jax.Array],
-        mask_BTT: jax.Array,
-        cached: KV | None,
-        seen_BTS: jax.Array | None,
-    ) -> tuple[jax.Array, KV]:
+        self, h_BTD: jax.Array, by: tuple[jax.Array, jax.Array], attend: Callable[..., tuple[jax.Array, KV | None]]
+    ) -> tuple[jax.Array, KV | None]:
         x_BTD = self.attention_norm(h_BTD)
-        batch, length, _ = x_BTD.shape
-        split = (batch, length, self.attention_heads, -1)
+        split = (*x_BTD.shape[:2], self.attention_heads, -1)
         q_BTNH, k_BTNH = (rotate(x.reshape(split), by) for x in (self.q(x_BTD), self.k(x_BTD)))
-        heads = (q_BTNH, k_BTNH, self.v(x_BTD).reshape(split))
-        q, k, v = (x.transpose(0, 2, 1, 3).reshape(batch * self.attention_heads, length, -1) for x in heads)
-        out_GTH = attend(q, (k, v), mask_BTT, cached, seen_BTS)
-        out_BNTH = out_GTH.reshape(batch, self.attention_heads, length, -1)
-        h_BTD = h_BTD + self.out(out_BNTH.transpose(0, 2, 1, 3).reshape(x_BTD.shape))
+        heads = (constrain(x, "heads_BTNH") for x in (q_BTNH, k_BTNH, self.v(x_BTD).reshape(split)))
+        out_BTNH, kv = attend(*heads)
+        h_BTD = constrain(h_BTD + self.out(out_BTNH.reshape(x_BTD.shape)), "hidden_BTD")
         x_BTD = self.ffn_norm(h_BTD)
-        return h_BTD + self.down(jax.nn.silu(self.gate(x_BTD)) * self.up(x_BTD)), (k, v)
+        inner_BTF = constrain(jax.nn.silu(self.gate(x_BTD)) * self.up(x_BTD), "inner_BTF")
+        return constrain(h_BTD + self.down(inner_BTF), "hidden_BTD"), kv
+
+
+@dataclasses.dataclass(frozen=True)
+class Packed:
+    """What tokens of packed training rows see: all before them in their own segment; no cache, and none is made."""
+
+    segments_BT: jax.Array
+
+    def __call__(self, q_BTNH: jax.Array, k_BTNH: jax.Array, v_BTNH: jax.Array) -> tuple[jax.Array, None]:
+        return packed_attention(q_BTNH, k_BTNH, v_BTNH, self.segments_BT), None
+
+
+@dataclasses.dataclass(frozen=True)
+class Masked:
+    """What tokens see in general: those of this call by a mask, and one layer's cache."""
+
+    mask_BTT: jax.Array
+    cached: KV | None
+    seen_BTS: jax.Array | None
+
+    def __call__(self, q_BTNH: jax.Array, k_BTNH: jax.Array, v_BTNH: jax.Array) -> tuple[jax.Array, KV]:
+        batch, length, heads, _ = q_BTNH.shape
+        q, k, v = (x.transpose(0, 2, 1, 3).reshape(batch * heads, length, -1) for x in (q_BTNH, k_BTNH, v_BTNH))
+        out_GTH = attend(q, (k, v), self.mask_BTT, self.cached, self.seen_BTS)
+        return out_GTH.reshape(batch, heads, length, -1).transpose(0, 2, 1, 3), (k, v)
+
+
+def rematerialised(run: Callable, remat: str) -> Callable:
+    """`run` with what it computes made again backward, as `train.remat` says."""
+    if remat == "none":
+        return run
+    policies = {"blocks": None, "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable}
+    if remat not in policies:
+        raise ValueError(f"train.remat must be 'none', 'dots' or 'blocks', got {remat!r}")
+    return jax.checkpoint(run, policy=policies[remat])
 
 
 class Backbone(nnx.Module):
@@ -128,25 +126,30 @@ class Backbone(nnx.Module):
         self.embedding = nnx.Param(init(rngs.params(), (config.vocab, config.width)))
         self.blocks = nnx.List([Block(config, dtype, rngs) for _ in range(config.layers)])
         self.norm = nnx.RMSNorm(config.width, dtype=dtype, rngs=rngs)
-        self.lm_head = nnx.Linear(
-            config.width, config.output_vocab, use_bias=False, kernel_init=init, dtype=dtype, rngs=rngs
-        )
+        self.lm_head = Linear(config.width, config.output_vocab, 0.02, dtype, rngs)
 
     def __call__(
-        self, tokens_BT: jax.Array, positions_BT: jax.Array, mask_BTT: jax.Array, cache: Cache | None = None
-    ) -> tuple[jax.Array, tuple[KV, ...]]:
+        self,
+        tokens_BT: jax.Array,
+        positions_BT: jax.Array,
+        mask: jax.Array | Packed,
+        cache: Cache | None = None,
+        remat: str = "none",
+    ) -> tuple[jax.Array, tuple[KV | None, ...]]:
         """Runs the tokens through all layers.
 
         Args:
             tokens_BT: ids in the model's vocabulary (speech tokens, EOS, text symbols).
             positions_BT: position of each token in its own sequence, below `max_length`.
-            mask_BTT: what each token sees of the tokens in this call, itself included.
-            cache: committed positions that every token of the row sees as well.
+            mask: what each token sees of the tokens in this call, itself included: `[B, T, T]`, or `Packed`.
+            cache: committed positions that every token of the row sees as well; not with `Packed`.
+            remat: what the backward pass makes again instead of keeping it (`train.remat`).
 
         Returns:
-            h_BTD, the final normalised hidden states, and each layer's new keys and values (for the cache).
+            h_BTD, the final normalised hidden states, and each layer's new keys and values (for the cache; with
+            `Packed` none).
         """
-        h_BTD = self.embed(tokens_BT)
+        h_BTD = constrain(self.embed(tokens_BT), "hidden_BTD")
         seen_BTS = None
         if cache is not None:
             slots = jnp.arange(cache.values[0].shape[1])
@@ -156,13 +159,14 @@ class Backbone(nnx.Module):
         new = []
         for i, block in enumerate(self.blocks):  # unrolled: a scan over stacked layers would copy weights and cache
             cached = None if cache is None else (cache.keys[i], cache.values[i])
-            h_BTD, kv = block(h_BTD, by, mask_BTT, cached, seen_BTS)
+            sees = mask if isinstance(mask, Packed) else Masked(mask, cached, seen_BTS)
+            h_BTD, kv = rematerialised(functools.partial(block, by=by, attend=sees), remat)(h_BTD)
             new.append(kv)
         return self.norm(h_BTD), tuple(new)
 
     def embed(self, tokens_BT: jax.Array) -> jax.Array:
         """Embeddings `[B, T, D]` of tokens."""
-        return lookup(self.embedding[...].astype(self.dtype), tokens_BT)
+        return lookup(self.embedding[...], tokens_BT).astype(self.dtype)
 
     def logits(self, h: jax.Array) -> jax.Array:
         """LM head: `[..., D]` to `[..., V]`, in float32 or wider."""

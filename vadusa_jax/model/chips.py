@@ -9,17 +9,25 @@ import jax.numpy as jnp
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """Bytes a second of the chip's memory and bfloat16 operations a second (cloud.google.com/tpu/docs, per chip)."""
+    """One chip: bytes and bytes a second of its memory, bfloat16 operations a second, links to its neighbours.
 
+    Memory and operations: the tables at cloud.google.com/tpu/docs/v4, v5e, v5p and v6e. Links: bytes a second of one
+    link in one direction, from *How to Scale Your Model* (jax-ml.github.io/scaling-book/tpus); an axis of the pod is
+    a ring only from `ring` chips on, below that the link back is missing.
+    """
+
+    memory: int
     bandwidth: float
     peak: float
+    link: float
+    ring: int
 
 
 CHIPS = {
-    "v4": Chip(1.228e12, 275e12),
-    "v5e": Chip(0.819e12, 197e12),
-    "v5p": Chip(2.765e12, 459e12),
-    "v6e": Chip(1.640e12, 918e12),
+    "v4": Chip(32 * 2**30, 1.228e12, 275e12, 45e9, 4),
+    "v5e": Chip(16 * 2**30, 0.819e12, 197e12, 45e9, 16),
+    "v5p": Chip(95 * 2**30, 2.765e12, 459e12, 90e9, 4),
+    "v6e": Chip(32 * 2**30, 1.640e12, 918e12, 90e9, 16),
 }
 _TPUS = {"TPU v4": "v4", "TPU v5 lite": "v5e", "TPU v5": "v5p", "TPU v5p": "v5p", "TPU v6 lite": "v6e"}  # device_kind
 _GPU_PEAKS = {  # dense bfloat16 operations a second (NVIDIA's data sheets), by a part of device_kind

@@ -8,6 +8,7 @@ from flax import nnx
 
 from vadusa_jax.config import HeadsConfig, ModelConfig
 from vadusa_jax.model.backbone import Backbone
+from vadusa_jax.model.products import product
 
 HeadWeights = tuple[jax.Array, jax.Array, jax.Array]  # residual [L, K, D, D], bias [L, K, D], output [K, D, V]
 
@@ -38,8 +39,10 @@ class DraftHeads(nnx.Module):
 
     def one(self, h: jax.Array, k: int) -> jax.Array:
         """`[..., D]` to the logits `[..., V]` of head k = 1..K alone."""
-        residual, bias, output = (p[...].astype(self.dtype) for p in (self.residual, self.bias, self.output))
-        return draft_logits(h, (residual[:, k - 1 : k], bias[:, k - 1 : k], output[k - 1 : k]))[..., 0, :]
+        for w_KDD, b_KD in zip(self.residual[...], self.bias[...], strict=True):
+            h = h + jax.nn.silu(product(h, w_KDD[k - 1]) + b_KD[k - 1].astype(self.dtype))
+        logits = product(h, self.output[k - 1])
+        return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
 
     def each(self, h: jax.Array, embedded: Callable[[int], jax.Array]) -> Iterator[jax.Array]:
         """Logits `[..., V]` of head after head: all at once would be K times larger. `embedded` is not needed."""
@@ -75,9 +78,9 @@ class SequentialHeads(nnx.Module):
     def follow(self, k: int, z: jax.Array, embedded: jax.Array) -> tuple[jax.Array, jax.Array]:
         """State `[..., D]` and logits `[..., V]` of head k, from head k-1's state and the embedding of token t+k."""
         parts = (self.residual, self.context, self.bias, self.output)
-        residual_DE, context_DE, bias_E, output_DV = (p[k - 1].astype(self.dtype) for p in parts)
-        z = z + jax.nn.silu(z @ residual_DE + embedded @ context_DE + bias_E)
-        logits = z @ output_DV
+        residual_DE, context_DE, bias_E, output_DV = (p[k - 1] for p in parts)
+        z = z + jax.nn.silu(product(z, residual_DE) + product(embedded, context_DE) + bias_E.astype(self.dtype))
+        logits = product(z, output_DV)
         return z, logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
 
     def each(self, h: jax.Array, embedded: Callable[[int], jax.Array]) -> Iterator[jax.Array]:
@@ -91,15 +94,18 @@ HEADS = {"medusa": DraftHeads, "hydra": SequentialHeads}
 
 
 class SpeechLM(nnx.Module):
-    """Backbone and draft heads: the whole trainable model."""
+    """Backbone and draft heads: the whole trainable model. With `heads.count` 0 it is the backbone alone."""
 
     def __init__(self, model: ModelConfig, heads: HeadsConfig, dtype: jnp.dtype = jnp.float32, *, rngs: nnx.Rngs):
         self.backbone = Backbone(model, dtype, rngs=rngs)
         if heads.kind not in HEADS:
             raise ValueError(f"heads.kind must be one of {sorted(HEADS)}, got {heads.kind!r}")
-        self.heads = HEADS[heads.kind](heads, model, dtype, rngs=rngs)
+        self.head_count = heads.count
+        self.heads = HEADS[heads.kind](heads, model, dtype, rngs=rngs) if heads.count else None
 
     def copy_lm_head(self) -> None:
         """Starts every draft head as a copy of the LM head: how heads are added to a trained backbone (Medusa-1)."""
+        if self.heads is None:
+            return
         lm_DV = self.backbone.lm_head.kernel[...]
         self.heads.output[...] = jnp.broadcast_to(lm_DV, self.heads.output.shape)

@@ -72,17 +72,28 @@ class Checkpoints:
             optimizer_state = _like(optimizer_state, loaded["optimizer"])
         return step, params, optimizer_state, saved.custom_metadata["data"]
 
+    def load_average(self, params: Any) -> Any:
+        """`params` with those replaced that the newest step holds an average of (`train.ema`)."""
+        there = self._orbax.checkpointables_metadata(self.latest_step).metadata["optimizer"]
+        here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        wanted = {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here) for name, x in there.items()}
+        held = self._orbax.load_checkpointables(self.latest_step, {"optimizer": wanted})["optimizer"]
+        averages = {name.split("average/")[1]: x for name, x in held.items() if "average/" in name}
+        return _like(params, _arrays(params) | averages)
+
     def close(self) -> None:
         """Waits for the save under way; raises if it failed."""
         self._orbax.close()
 
 
 def load_trained(folder: Path) -> tuple[Config, SpeechLM]:
-    """The config and the newest model of a training run."""
+    """The config and the newest model of a training run: the averaged parameters, if it keeps an average."""
     config = load_config(folder)
     lm = SpeechLM(config.model, config.heads, rngs=nnx.Rngs(0))
     checkpoints = Checkpoints(folder, config.train.keep)
     _, params, _, _ = checkpoints.load(nnx.state(lm, nnx.Param))
+    if config.train.ema:
+        params = checkpoints.load_average(params)
     checkpoints.close()
     nnx.update(lm, params)
     return config, lm
@@ -94,18 +105,23 @@ def load_model(folder: Path) -> tuple[Config, SpeechLM]:
 
 
 def first_parameters(folder: Path, config: Config) -> nnx.State:
-    """The parameters in `folder` to start a run of `config` from; CheckpointError names the fields that differ."""
+    """The parameters in `folder` to start a run of `config` from.
+
+    The backbone is taken as it is. So are the draft heads, if there are as many of the same kind and depth; otherwise,
+    or if there are none, new ones start as copies of the LM head (Medusa-1, arXiv 2401.10774).
+
+    Raises:
+        CheckpointError: the backbone does not fit the config; the fields that differ are named.
+    """
     found, lm = load_model(folder)
-    there, here = (_architecture(c) for c in (found, config))
-    if differing := [f"{name} is {there[name]}, not {here[name]}" for name in here if there[name] != here[name]]:
+    there, here = (dataclasses.asdict(c.model) for c in (found, config))
+    if differing := [f"model.{name} is {there[name]}, not {here[name]}" for name in here if there[name] != here[name]]:
         raise CheckpointError(f"{folder} does not fit the config: {'; '.join(differing)}")
+    if any(getattr(found.heads, name) != getattr(config.heads, name) for name in ("kind", "count", "layers")):
+        trained, lm = lm, SpeechLM(config.model, config.heads, rngs=nnx.Rngs(config.train.seed))
+        nnx.update(lm.backbone, nnx.state(trained.backbone, nnx.Param))
+        lm.copy_lm_head()
     return nnx.state(lm, nnx.Param)
-
-
-def _architecture(config: Config) -> dict[str, Any]:
-    model = {f"model.{name}": value for name, value in dataclasses.asdict(config.model).items()}
-    heads = {f"heads.{name}": getattr(config.heads, name) for name in ("kind", "count", "layers")}
-    return model | heads
 
 
 def _name(path: tuple) -> str:

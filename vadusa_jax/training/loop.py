@@ -16,11 +16,12 @@ from jax.sharding import Mesh
 from vadusa_jax.config import Config, save_config
 from vadusa_jax.data.batches import TrainBatches
 from vadusa_jax.model.heads import SpeechLM
-from vadusa_jax.model.sharding import make_mesh, replicated, rows
+from vadusa_jax.model.sharding import check_fit, make_mesh, rows, shardings
 from vadusa_jax.training.checkpoint import Checkpoints
 from vadusa_jax.training.hosts import anywhere, is_first, require_agreement, total, whole
 from vadusa_jax.training.losses import TOP, Batch, joint_loss, metrics
-from vadusa_jax.training.step import make_eval_step, make_model, make_optimizer, make_train_step
+from vadusa_jax.training.optimizer import init_state, make_optimizer
+from vadusa_jax.training.step import make_eval_step, make_model, make_train_step
 from vadusa_jax.training.stopping import Notice, Preempted
 from vadusa_jax.training.watch import Sent, TrainingDiverged, Watch
 
@@ -55,7 +56,7 @@ def train(
         Disagreement: the processes were started with different settings, records or folders.
     """
     mesh, graph, params, optimizer_state, train_step = begin(config, init)
-    eval_step = make_eval_step(graph)
+    eval_step = make_eval_step(graph, mesh)
 
     checkpoints = Checkpoints(folder, config.train.keep, config.train.keep_every, clean=True)
     start = checkpoints.latest_step or 0
@@ -84,16 +85,17 @@ def train(
                 continue
             stop |= watch.settle(sent, batches.names)
             sent = None
-            if end or (evals and not stop):
+            if stop:  # there may be little time left
+                _save(checkpoints, step, params, optimizer_state, batches)
+            if end or evals:
                 figures = evaluate(eval_step, params, dev(), mesh, config)
                 watch.write(step, figures | {"corrupt_records": total(len(batches.corrupt))})
                 if listen:
                     here = whole(params)  # all processes take part
                     if is_first():
                         listen(step, nnx.merge(graph, here))
-            if end or stop or saves:
-                require_finite(params, step)
-                checkpoints.save(step, params, optimizer_state, batches.get_state())
+            if (end or saves) and not stop:  # figures first: a run that is killed here does the step again
+                _save(checkpoints, step, params, optimizer_state, batches)
             if stop and not end:
                 raise Preempted(
                     f"asked to end: saved step {step} of {config.train.steps} in {folder}; --resume goes on"
@@ -105,12 +107,18 @@ def train(
 def begin(config: Config, init: nnx.State | None = None) -> tuple:
     """The mesh, the model's graph, its first parameters and optimiser state on the mesh, and the compiled step."""
     mesh = make_mesh(config.mesh)
+    check_fit(config, mesh)
     graph, params = make_model(config)
-    params = jax.device_put(params if init is None else init, replicated(mesh))
+    params = jax.device_put(params if init is None else init, shardings(params, mesh))
     # An update from a gradient that is no number is left out and counted; `Watch` decides whether the run goes on.
     optimizer = optax.apply_if_finite(make_optimizer(config.train), max_consecutive_errors=2**30)
-    optimizer_state = jax.device_put(optimizer.init(params), replicated(mesh))
-    return mesh, graph, params, optimizer_state, make_train_step(config, optimizer, graph)
+    optimizer_state = init_state(optimizer, params, mesh)
+    return mesh, graph, params, optimizer_state, make_train_step(config, optimizer, graph, mesh)
+
+
+def _save(checkpoints: Checkpoints, step: int, params: nnx.State, optimizer_state, batches: TrainBatches) -> None:
+    require_finite(params, step)
+    checkpoints.save(step, params, optimizer_state, batches.get_state())
 
 
 def _settings(config: Config) -> dict:

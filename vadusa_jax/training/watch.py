@@ -48,7 +48,7 @@ def token_flops(params: nnx.State, model: ModelConfig, row_length: int) -> float
     weights = sum(
         x.size
         for path, x in jax.tree_util.tree_leaves_with_path(params)
-        if x.ndim > 1 and "embedding" not in jax.tree_util.keystr(path)
+        if x.ndim > 1 and not any(name in jax.tree_util.keystr(path) for name in ("embedding", "bias"))
     )
     return 6.0 * weights + 12.0 * model.layers * model.width * row_length
 
