@@ -18,6 +18,7 @@ report.json. A corpus too large for one machine is encoded by Apache Beam, where
     --beam_options="--runner=DataflowRunner --project=P --region=R --temp_location=gs://B/tmp --sdk_container_image=I"
 """
 
+import itertools
 import json
 import os
 import shlex
@@ -67,28 +68,29 @@ def make_tokens(
     aside.mkdir(parents=True, exist_ok=True)
     report: dict[str, dict[str, Any]] = {}
 
-    def encoded(split: str) -> Iterator[dataset.TokenRecord]:
-        paths, speed = shards.encode(split, splits[split], recipe, aside, workers)
-        logging.info("%s: %.0f hours of audio per hour, %d processes", split, speed, workers)
+    def encoded(split: str, paths: list[Path]) -> Iterator[dataset.TokenRecord]:
         tally = records.Report()
-        for path in paths:
-            for name, found in shards.read(path):
-                tally.add(name, found)
-                if isinstance(found, records.Kept):
-                    yield found.record
+        for name, found in itertools.chain.from_iterable(map(shards.read, paths)):
+            tally.add(name, found)
+            if isinstance(found, records.Kept):
+                yield found.record
         report[split] = _usable(split, tally.asdict())
 
-    def distributed(split: str) -> Any:
-        from vadusa_jax.data.cluster import Encode
+    if beam_options:
+        from vadusa_jax.data.cluster import Encode  # the extra [beam]
 
-        return Encode(splits[split], recipe, aside / f"{split}.report.json")
+        files = {split: aside / f"{split}.report.json" for split in splits}
+        streams = {split: Encode(splits[split], recipe, file) for split, file in files.items()}
+    else:
+        paths, speed = shards.encode(splits, recipe, aside, workers)
+        print(f"{speed:.0f} hours of audio per hour, {workers} processes, loading the codec included")
+        streams = {split: encoded(split, paths[split]) for split in splits}
 
     def reported() -> dict[str, dict[str, Any]]:
         if beam_options:
-            report.update({s: _usable(s, json.loads((aside / f"{s}.report.json").read_text())) for s in splits})
+            report.update({split: _usable(split, json.loads(file.read_text())) for split, file in files.items()})
         return report
 
-    streams = {split: distributed(split) if beam_options else encoded(split) for split in splits}
     dataset.write_dataset(out, streams, Vocabulary.english(), facts, reported, beam_options)
     shutil.rmtree(aside)
     return report
@@ -103,8 +105,7 @@ def _usable(split: str, report: dict[str, Any]) -> dict[str, Any]:
 
 def main(argv: list[str]) -> None:
     tfds.disable_progress_bar()  # one bar, ours, is enough
-    logging.set_verbosity(logging.INFO)
-    logging.get_absl_handler().addFilter(lambda record: record.levelno > 20 or record.module == "prepare")
+    logging.set_verbosity(logging.WARNING)
     match argv[1:]:
         case ["corpus"]:
             seconds = demo_corpus.make_demo_corpus(_OUT.value, _HOURS.value, _SEED.value, _WORKERS.value)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow_datasets as tfds
 from absl import logging
+from tensorflow_datasets.proto import tf_example_pb2
 
 from vadusa_jax.text import VOCABULARY, Vocabulary
 
@@ -49,6 +50,17 @@ def example(record: TokenRecord) -> dict[str, Any]:
 Stream = Iterable[TokenRecord] | Any
 
 
+class _OneOrder(tfds.core.ExampleWriter):
+    """Writes the fields of a record in one order: Protocol Buffers leave it open, and it changes with the process."""
+
+    def write(self, path: Any, examples: Iterable[tuple[Any, bytes]]) -> Any:
+        return super().write(path, ((name, _in_order(record)) for name, record in examples))
+
+
+def _in_order(record: bytes) -> bytes:
+    return tf_example_pb2.Example.FromString(record).SerializeToString(deterministic=True)
+
+
 class SpeechTokens(tfds.core.GeneratorBasedBuilder):
     """The tfds builder; the splits are given by the caller. Records lie in the order of a hash of their names."""
 
@@ -64,6 +76,9 @@ class SpeechTokens(tfds.core.GeneratorBasedBuilder):
         text = tfds.features.Text()
         features = {"id": text, "speaker": text, "text": text, "phones": ids, "speech": ids}
         return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+    def _example_writer(self) -> tfds.core.ExampleWriter:
+        return _OneOrder(self.info.file_format)
 
     def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict[str, Any]:
         del dl_manager  # nothing is downloaded

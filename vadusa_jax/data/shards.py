@@ -20,9 +20,10 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from vadusa_jax.data.corpora import Corpus, Utterance
+from vadusa_jax.data.corpora import Utterance
 from vadusa_jax.data.dataset import TokenRecord
 from vadusa_jax.data.records import Kept, LeftOut, Limits, Outcome, distinct, outcome
+from vadusa_jax.data.splits import Splits
 from vadusa_jax.speech import Codec
 from vadusa_jax.text import Vocabulary
 
@@ -53,19 +54,22 @@ def hash_folder(folder: str | os.PathLike) -> str:
     return digest.hexdigest()
 
 
-def encode(
-    split: str, corpora: tuple[Corpus, ...], recipe: Recipe, folder: Path, workers: int
-) -> tuple[list[Path], float]:
-    """Shard files of a split, in order, and the hours of audio per hour of the clock of those that were made now.
+def encode(splits: Splits, recipe: Recipe, folder: Path, workers: int) -> tuple[dict[str, list[Path]], float]:
+    """Shard files of each split, in order, and the hours of audio per hour of the clock of those that were made now.
 
     `workers` 0 encodes in this process: for tests, since what else it does may change the last bits of the sound.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    jobs = [(folder / f"{split}-{i:05d}", tuple(part)) for i, part in enumerate(_batched(distinct(corpora), SIZE))]
-    started, seconds, paths = time.monotonic(), 0.0, []
-    with tqdm(desc=split, total=sum(len(part) for _, part in jobs), unit=" utterances", mininterval=1) as progress:
-        for (path, fresh), (_, part) in zip(_map(jobs, recipe, workers), jobs, strict=True):
-            paths.append(path)
+    jobs = [
+        (split, (folder / f"{split}-{i:05d}", tuple(part)))
+        for split, corpora in splits.items()
+        for i, part in enumerate(_batched(distinct(corpora), SIZE))
+    ]
+    started, seconds, paths = time.monotonic(), 0.0, {split: [] for split in splits}
+    with tqdm(total=sum(len(part) for _, (_, part) in jobs), unit=" utterances", mininterval=1) as progress:
+        made = _map([job for _, job in jobs], recipe, min(workers, len(jobs)))
+        for (split, (_, part)), (path, fresh) in zip(jobs, made, strict=True):
+            paths[split].append(path)
             seconds += fresh
             progress.update(len(part))
     return paths, seconds / max(time.monotonic() - started, 1e-9)
