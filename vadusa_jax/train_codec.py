@@ -23,6 +23,7 @@ trains the non-autoregressive stage that fills in the other codebooks of a codec
 `train`. All codes are held in memory: about 4 MB for an hour of Mimi with 8 codebooks.
 """
 
+import collections
 import dataclasses
 import json
 import os
@@ -37,9 +38,11 @@ from jax.experimental import multihost_utils
 from tqdm import tqdm
 
 from vadusa_jax.config import TrainConfig
-from vadusa_jax.data.corpora import Utterance, read_libritts
+from vadusa_jax.data.corpora import Utterance
+from vadusa_jax.data.records import LeftOut, Limits, read_utterance
+from vadusa_jax.data.splits import open_corpus
 from vadusa_jax.model.nar import NarConfig, save_nar
-from vadusa_jax.speech import BadAudio, FsqCodec, load_codec, read_audio
+from vadusa_jax.speech import FsqCodec, load_codec
 from vadusa_jax.speech.fsq import CodecConfig
 from vadusa_jax.speech.training import CodecTraining, Recording, train_tokens, train_vocoder
 from vadusa_jax.text import UnspeakableText, Vocabulary, phonemize
@@ -99,8 +102,8 @@ def make_kmeans(out: Path) -> None:
     from vadusa_jax.speech.huggingface import HubFeatures
 
     features = HubFeatures.fetch(MODEL.value, LAYER.value)
-    share = _spread(_utterances(CORPUS.value)[0])[jax.process_index() :: jax.process_count()]
-    frames = (features.extract(wave_P) for _, wave_P in _waves(share, features.sample_rate, {}))
+    share = _utterances(CORPUS.value)[jax.process_index() :: jax.process_count()]
+    frames = (features.extract(wave_P) for _, wave_P in _waves(share, features.sample_rate, collections.Counter()))
     centres = kmeans.fit(frames, CLUSTERS.value, SEED.value)
     if jax.process_count() > 1:
         gathered = multihost_utils.process_allgather((centres.centre_KD, centres.count_K))
@@ -114,19 +117,19 @@ def make_kmeans(out: Path) -> None:
 
 def train_codebooks(out: Path) -> None:
     """Trains the non-autoregressive stage of a codec."""
-    codec, vocabulary, reasons = load_codec(CODEC.value), Vocabulary.english(), {}
+    codec, vocabulary, reasons = load_codec(CODEC.value), Vocabulary.english(), collections.Counter()
     if getattr(codec, "codebooks", 1) < 2:
         raise app.UsageError(f"{CODEC.value} has one codebook: there is nothing to fill in")
     spoken = [
-        (np.array(vocabulary.encode(phonemize(utterance.text))), codec.encode_all(wave_P))
-        for utterance, wave_P in _waves(_spread(_utterances(CORPUS.value)[0]), codec.sample_rate, reasons)
+        (np.array(vocabulary.encode(phonemize(text))), codec.encode_all(wave_P))
+        for text, wave_P in _waves(_utterances(CORPUS.value), codec.sample_rate, reasons)
     ]
     width = WIDTH.value
     sizes = {"layers": DEPTH.value, "width": width, "attention_heads": width // 64, "ffn": 11 * width // 4}
     config = NarConfig(codec.codebooks, codec.vocab_size, len(vocabulary), **sizes)
     nar, figures = train_nar(spoken, config, TrainConfig(steps=STEPS.value, seed=SEED.value), out)
     save_nar(out, nar)
-    print(f"{out}: {len(spoken)} utterances, skipped: {reasons or 'none'}, {figures}")
+    print(f"{out}: {len(spoken)} utterances, skipped: {dict(reasons) or 'none'}, {figures}")
 
 
 def train_embedded(out: Path) -> None:
@@ -150,36 +153,39 @@ def train_embedded(out: Path) -> None:
 
 def read_recordings(root: str, vocabulary: Vocabulary, sample_rate: int, hours: float | None) -> list[Recording]:
     """Waves and phones of a corpus; what cannot be used is counted by reason and left out."""
-    utterances, reasons = _utterances(root)
-    recordings, seconds = [], 0.0
-    for utterance, wave_P in _waves(_spread(utterances), sample_rate, reasons):
-        recordings.append(Recording(wave_P, vocabulary.encode(phonemize(utterance.text))))
+    reasons, recordings, seconds = collections.Counter(), [], 0.0
+    for text, wave_P in _waves(_utterances(root), sample_rate, reasons):
+        recordings.append(Recording(wave_P, vocabulary.encode(phonemize(text))))
         seconds += len(wave_P) / sample_rate
         if hours and seconds >= 3600 * hours:
             break
-    print(f"{len(recordings)} recordings, {seconds / 3600:.2f} h; skipped: {reasons or 'none'}")
+    print(f"{len(recordings)} recordings, {seconds / 3600:.2f} h; skipped: {dict(reasons) or 'none'}")
     if not recordings:
         raise app.UsageError(f"{root} holds no usable recording")
     return recordings
 
 
-def _utterances(root: str) -> tuple[list[Utterance], dict[str, int]]:
-    """The utterances of a corpus or of its train folder, and how many are left out for which reason."""
+def _utterances(root: str) -> list[Utterance]:
+    """The utterances of a corpus or of its train folder, every chapter early."""
     train = Path(root) / "train"
-    utterances, skipped = read_libritts(train if train.is_dir() else root)
-    return utterances, {reason: len(ids) for reason, ids in skipped.items()}
+    corpus = open_corpus(train if train.is_dir() else Path(root))
+    if corpus is None:
+        raise FileNotFoundError(f"{root} is no corpus; it should hold <speaker>/<chapter>/<utterance>.wav")
+    return _spread(list(corpus))
 
 
 def _waves(
-    utterances: list[Utterance], sample_rate: int, reasons: dict[str, int]
-) -> Iterator[tuple[Utterance, np.ndarray]]:
-    """The utterances that can be heard and spoken, with their waves; the others are counted in `reasons`."""
+    utterances: list[Utterance], sample_rate: int, reasons: collections.Counter
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Texts and waves of the utterances that can be heard and spoken; the others are counted in `reasons`."""
     for utterance in tqdm(utterances, "read", disable=None):
         try:
-            phonemize(utterance.text)
-            yield utterance, read_audio(utterance.audio_path, sample_rate)
-        except (BadAudio, UnspeakableText) as error:
-            reasons[type(error).__name__] = reasons.get(type(error).__name__, 0) + 1
+            text, wave_P, _, _ = read_utterance(utterance, sample_rate, Limits())
+            phonemize(text)
+        except (LeftOut, UnspeakableText) as error:
+            reasons[error.reason if isinstance(error, LeftOut) else "unspeakable text"] += 1
+            continue
+        yield text, wave_P
 
 
 def save(codec: FsqCodec, out: Path, stage: str, figures: dict[str, float]) -> None:

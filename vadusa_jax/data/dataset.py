@@ -7,13 +7,14 @@ import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds
 from absl import logging
+from tensorflow_datasets.proto import tf_example_pb2
 
 from vadusa_jax.text import VOCABULARY, Vocabulary
 
@@ -40,13 +41,33 @@ class TokenRecord:
     speech: np.ndarray
 
 
+def example(record: TokenRecord) -> dict[str, Any]:
+    """A record as tfds takes it."""
+    return dataclasses.asdict(record)
+
+
+# A split on its way to the disk: records, or a Beam transform that gives examples under names that no two share.
+Stream = Iterable[TokenRecord] | Any
+
+
+class _OneOrder(tfds.core.ExampleWriter):
+    """Writes the fields of a record in one order: Protocol Buffers leave it open, and it changes with the process."""
+
+    def write(self, path: Any, examples: Iterable[tuple[Any, bytes]]) -> Any:
+        return super().write(path, ((name, _in_order(record)) for name, record in examples))
+
+
+def _in_order(record: bytes) -> bytes:
+    return tf_example_pb2.Example.FromString(record).SerializeToString(deterministic=True)
+
+
 class SpeechTokens(tfds.core.GeneratorBasedBuilder):
-    """The tfds builder; the splits are streams of `TokenRecord` given by the caller."""
+    """The tfds builder; the splits are given by the caller. Records lie in the order of a hash of their names."""
 
     VERSION = tfds.core.Version("1.0.0")
     name = NAME
 
-    def __init__(self, splits: Mapping[str, Iterable[TokenRecord]], **kwargs: Any) -> None:
+    def __init__(self, splits: Mapping[str, Stream], **kwargs: Any) -> None:
         self._streams = splits
         super().__init__(file_format="array_record", **kwargs)
 
@@ -56,43 +77,57 @@ class SpeechTokens(tfds.core.GeneratorBasedBuilder):
         features = {"id": text, "speaker": text, "text": text, "phones": ids, "speech": ids}
         return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
 
-    def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict[str, Iterator]:
-        del dl_manager  # nothing is downloaded
-        return {split: self._generate_examples(records) for split, records in self._streams.items()}
+    def _example_writer(self) -> tfds.core.ExampleWriter:
+        return _OneOrder(self.info.file_format)
 
-    def _generate_examples(self, records: Iterable[TokenRecord]) -> Iterator[tuple[int, dict[str, Any]]]:
-        for i, record in enumerate(records):  # the key is a count: joined corpora may share ids
-            yield i, dataclasses.asdict(record)
+    def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict[str, Any]:
+        del dl_manager  # nothing is downloaded
+        return {split: self._generate_examples(stream) for split, stream in self._streams.items()}
+
+    def _generate_examples(self, stream: Stream) -> Any:
+        if isinstance(stream, Iterable):  # named by a count: joined corpora may share ids
+            return ((i, example(record)) for i, record in enumerate(stream))
+        return stream  # tfds runs it in a pipeline
 
 
 def write_dataset(
     folder: str | os.PathLike,
-    splits: Mapping[str, Iterable[TokenRecord]],
+    splits: Mapping[str, Stream],
     vocabulary: Vocabulary,
     facts: CodecFacts,
-    report: dict[str, Any] | None = None,
+    report: Callable[[], dict[str, Any]] = dict,
+    beam_options: Sequence[str] = (),
 ) -> None:
     """Writes a whole dataset folder or none; an existing one is replaced only once the new one is complete.
 
-    `report` becomes report.json after the last record is drawn, so that the streams of `splits` may fill it.
+    `report` is asked for report.json after the last record is drawn; what it raises leaves everything as it was.
+    `beam_options` are those of the pipeline, where a split is a Beam transform.
     """
     folder = Path(folder)
     aside = folder.with_name(folder.name + ".aside")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     try:
-        SpeechTokens(splits, data_dir=str(aside)).download_and_prepare()
+        SpeechTokens(splits, data_dir=str(aside)).download_and_prepare(download_config=_config(beam_options))
         vocabulary.save(aside / VOCABULARY)
         shutil.rmtree(aside / "downloads", ignore_errors=True)  # tfds makes it even for nothing
         for split, source in _read(aside).items():
             record_lengths(aside, split, source)
         (aside / "codec.json").write_text(json.dumps(dataclasses.asdict(facts), indent=2) + "\n")
-        (aside / "report.json").write_text(json.dumps(report or {}, indent=2, sort_keys=True) + "\n")
+        (aside / "report.json").write_text(json.dumps(report(), indent=2, sort_keys=True) + "\n")
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
     shutil.rmtree(folder, ignore_errors=True)
     os.replace(aside, folder)
+
+
+def _config(beam_options: Sequence[str]) -> tfds.download.DownloadConfig | None:
+    if not beam_options:
+        return None
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+    return tfds.download.DownloadConfig(beam_options=PipelineOptions(list(beam_options)))
 
 
 def open_dataset(folder: str | os.PathLike) -> tuple[Mapping[str, Sequence[dict]], Vocabulary, CodecFacts]:

@@ -38,6 +38,6 @@ def to_units(tokens: Path, codec_folder: Path, vocab_size: int, out: Path) -> di
     said = [(len(record["speech"]), len(units.encode(record["speech"]))) for record in splits["train"]]
     codec = BpeCodec(inner, units, sum(t for t, _ in said) / sum(u for _, u in said))
     new_facts = CodecFacts(codec.vocab_size, codec.frame_rate, facts.sample_rate)
-    write_dataset(out, {split: stream(split) for split in splits}, vocabulary, new_facts, report)
+    write_dataset(out, {split: stream(split) for split in splits}, vocabulary, new_facts, lambda: report)
     codec.save(out / CODEC)
     return report

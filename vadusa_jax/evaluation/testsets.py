@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import soundfile
 
-from vadusa_jax.data.corpora import read_libritts
+from vadusa_jax.data.corpora import LibriTTS
 
 ROOT = Path(__file__).parent.parent / "assets" / "testsets"
 NAMES = ("heldout", "everyday")
@@ -57,16 +57,16 @@ def save_testset(corpus_split: Path, out: Path) -> int:
     `out` appears whole or not at all; a split with an unreadable utterance is an error, as the set must be the same
     for everyone.
     """
-    utterances, skipped = read_libritts(corpus_split)
-    if skipped or not utterances:
-        raise ValueError(f"{corpus_split} is no complete test set: {len(utterances)} utterances, skipped {skipped}")
+    utterances = list(LibriTTS(corpus_split))
+    if bad := [u.key for u in utterances if not (u.text or "").strip()] or not utterances:
+        raise ValueError(f"{corpus_split} is no complete test set: {len(utterances)} utterances, without text: {bad}")
     partial = out.with_name(out.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     for utterance in utterances:
-        wave_P, sample_rate = soundfile.read(utterance.audio_path, dtype="int16")
-        soundfile.write(partial / f"{utterance.id}.flac", wave_P, sample_rate, subtype="PCM_16", compression_level=1.0)
-    texts = [{"id": u.id, "text": u.text} for u in utterances]
+        wave_P, sample_rate = soundfile.read(utterance.audio.path, dtype="int16")
+        soundfile.write(partial / f"{utterance.key}.flac", wave_P, sample_rate, subtype="PCM_16", compression_level=1.0)
+    texts = [{"id": u.key, "text": " ".join(u.text.split())} for u in utterances]
     (partial / "texts.json").write_text(json.dumps(texts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     shutil.rmtree(out, ignore_errors=True)
     os.replace(partial, out)

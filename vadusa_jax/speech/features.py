@@ -6,6 +6,7 @@ never changes the frames that do not touch it.
 """
 
 import functools
+import re
 from pathlib import Path
 
 import jax
@@ -15,6 +16,7 @@ import soundfile
 from scipy.signal import resample_poly
 
 SHORTEST_SECONDS = 0.02  # one token at 50 Hz
+TOLERANCE_SECONDS = 0.01  # that a stretch may end after its file: manifests round
 MEL_FLOOR = 1e-4  # amplitude, -80 dBFS: what is quieter is silence
 
 
@@ -46,13 +48,31 @@ def check_wave(
     return wave_P
 
 
+def read_samples(path: str | Path, start: float = 0.0, seconds: float | None = None) -> tuple[np.ndarray, int]:
+    """Float32 samples [P] or [P, channels] of a stretch of any file soundfile knows, and their rate.
+
+    Raises BadAudio that names the file: it cannot be read, or it ends before its header or `seconds` say.
+    """
+    try:
+        with soundfile.SoundFile(path) as file:
+            rate, first = file.samplerate, round(start * file.samplerate)
+            wanted = file.frames - first if seconds is None else round(seconds * rate)
+            # libsndfile reads what is left of a WAV and tells the sizes; a stream's header holds the largest number.
+            declared = re.search(r"^data : (\d+) \(should be (\d+)\)", file.extra_info, re.MULTILINE)
+            file.seek(min(first, file.frames))
+            wave = file.read(wanted, dtype="float32")
+    except (soundfile.SoundFileError, OSError, ValueError, MemoryError) as error:
+        raise BadAudio(f"{path}: not readable as audio ({error})") from error
+    if len(wave) < wanted - TOLERANCE_SECONDS * rate:
+        raise BadAudio(f"{path}: truncated, {len(wave)} samples from {start} s on where {wanted} should be")
+    if declared and seconds is None and int(declared[2]) < int(declared[1]) < 0x7FFFF000:
+        raise BadAudio(f"{path}: truncated, {declared[2]} bytes of sound where the header says {declared[1]}")
+    return wave, rate
+
+
 def read_audio(path: str | Path, sample_rate: int) -> np.ndarray:
     """Reads any file soundfile knows as mono `wave_P` at `sample_rate`; raises BadAudio that names the file."""
-    try:
-        wave, rate = soundfile.read(path, dtype="float32")
-    except (soundfile.SoundFileError, OSError) as error:
-        raise BadAudio(f"{path}: not readable as audio ({error})") from error
-    return check_wave(wave, rate, sample_rate, str(path))
+    return check_wave(*read_samples(path), sample_rate, str(path))
 
 
 @functools.lru_cache
