@@ -11,10 +11,10 @@
 # SIGTERM and Ctrl-C go on to all processes: they save and end, with exit code 143. If a process fails, the others are
 # stopped and its exit code is that of this script.
 # Environment: PYTHON (3.11 or newer), VADUSA_VENV (default .venv); PROCESSES and DEVICES stand for the flags; PORT
-# where process 0 listens (default: chosen at random).
+# where process 0 listens (default: chosen at random); GRACE seconds (default 10) to end for those that are left.
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 
-PROCESSES=${PROCESSES:-2} DEVICES=${DEVICES:-4} PORT=${PORT:-$((20000 + RANDOM % 10000))} DRY_RUN='' GRACE=10
+PROCESSES=${PROCESSES:-2} DEVICES=${DEVICES:-4} PORT=${PORT:-$((20000 + RANDOM % 10000))} DRY_RUN='' GRACE=${GRACE:-10}
 while (($#)); do
     case $1 in
         --processes | --devices)

@@ -123,7 +123,7 @@ def test_processes_with_different_settings_are_told_what_differs(config, tmp_pat
 
 def test_one_process_that_fails_ends_the_others_and_the_script(pod, tmp_path):
     program = f"echo $$ >>{tmp_path}/pids; ((JAX_PROCESS_ID == 1)) && exit 7; exec sleep 300"
-    there = pod("--processes", 3, program=program)
+    there = pod("--processes", 3, program=program, environment={"GRACE": "1"})
     output, _ = there.communicate(timeout=60)
     assert there.returncode == 7, output
     for pid in (tmp_path / "pids").read_text().split():
