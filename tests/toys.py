@@ -108,9 +108,8 @@ def toy_codec(config: CodecConfig = CODEC, seed: int = 0) -> FsqCodec:
     def fresh(path: tuple, x: jax.ShapeDtypeStruct) -> jax.Array:
         if len(x.shape) > 1:
             return jnp.asarray(x.shape[0] ** -0.5 * rng.standard_normal(x.shape), x.dtype)
-        return jnp.asarray(
-            np.full(x.shape, next((value for name, value in ones.items() if name in str(path)), 0.0)), x.dtype
-        )
+        value = next((value for name, value in ones.items() if name in str(path)), 0.0)
+        return jnp.asarray(np.full(x.shape, value), x.dtype)
 
     for part in (codec.encoder, codec.decoder, codec.vocoder):
         nnx.update(part, jax.tree_util.tree_map_with_path(fresh, nnx.state(part, nnx.Param)))
