@@ -11,9 +11,10 @@ import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import signal
+from toys import toy_codec
 
 from vadusa_jax.speech import BadAudio, features, load_codec, read_audio
-from vadusa_jax.speech.codec import BUCKET, new_codec
+from vadusa_jax.speech.codec import BUCKET
 from vadusa_jax.speech.convnext import shifted_sum
 from vadusa_jax.speech.fsq import CodecConfig, Fsq
 from vadusa_jax.speech.training import CodecTraining, Recording, crops, sentence_rows, train_tokens, train_vocoder
@@ -31,7 +32,7 @@ def noise(samples: int, seed: int = 0) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def codec():
-    return new_codec(SMALL, seed=0)
+    return toy_codec(SMALL)
 
 
 # features

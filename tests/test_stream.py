@@ -7,16 +7,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toys import CODEC
+from toys import toy_codec
 
 from vadusa_jax.evaluation.testsets import load_testset
 from vadusa_jax.speech import codec as codecs
 from vadusa_jax.speech import features, load_codec
-from vadusa_jax.speech.codec import new_codec
 from vadusa_jax.speech.stream import FADE, render
 from vadusa_jax.voice import DEMO_MODEL
 
-TOY = new_codec(CODEC, seed=0)
+TOY = toy_codec()
 SHIPPED = load_codec(DEMO_MODEL / "codec")
 
 

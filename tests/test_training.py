@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 import soundfile
 from flax import nnx
-from toys import CODEC, HEADS, TINY, same, tiny_tokens
+from toys import CODEC, HEADS, TINY, same, tiny_tokens, toy_codec
 
 from vadusa_jax.config import DataConfig
 from vadusa_jax.data.batches import dev_batches, read_texts, train_batches
 from vadusa_jax.model.chips import token_flops
-from vadusa_jax.speech.codec import new_codec
 from vadusa_jax.text import VOCABULARY, Vocabulary
 from vadusa_jax.training.checkpoint import Checkpoints, first_parameters, load_trained
 from vadusa_jax.training.loop import TrainingDiverged, train
@@ -168,7 +167,7 @@ def test_every_evaluation_can_be_heard_and_a_few_steps_seen(tmp_path):
     )
     vocabulary = Vocabulary.load(tmp_path / "tokens" / VOCABULARY)
     texts = read_texts(config.data.dir, config.model, "dev")[:4]
-    listen = sample_writer(config, texts, vocabulary, new_codec(CODEC, seed=0), tmp_path / "samples")
+    listen = sample_writer(config, texts, vocabulary, toy_codec(), tmp_path / "samples")
     batches = train_batches(config.data, config.model)
     dev = functools.partial(dev_batches, config.data, config.model)
     train(config, tmp_path / "run", batches, dev, progress=False, listen=listen, profile=1)

@@ -6,7 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-from toys import CODEC, lean, toy_voice
+from toys import CODEC, lean, toy_codec, toy_voice
 
 from vadusa_jax.decode.modes import parse_mode
 from vadusa_jax.decode.prompts import TooLong
@@ -14,7 +14,6 @@ from vadusa_jax.decode.tree import TreeError
 from vadusa_jax.evaluation.clips import split_speakable
 from vadusa_jax.evaluation.testsets import Sentence
 from vadusa_jax.model.folder import save_lm
-from vadusa_jax.speech.codec import new_codec
 from vadusa_jax.text import Line, UnspeakableText
 from vadusa_jax.voice import Voice
 from vadusa_jax.weights import WeightsError
@@ -124,7 +123,7 @@ def test_what_is_missing_is_named(folder, tmp_path, name):
 
 
 def test_parts_that_do_not_match_are_named(voice):
-    codec = new_codec(dataclasses.replace(CODEC, levels=(5, 5)), 0)
+    codec = toy_codec(dataclasses.replace(CODEC, levels=(5, 5)))
     with pytest.raises(ValueError, match="codec has 25 tokens, the config says 20"):
         dataclasses.replace(voice, codec=codec)
     few = dataclasses.replace(voice.config, model=dataclasses.replace(voice.config.model, text_vocab=9))

@@ -21,7 +21,7 @@ from vadusa_jax.decode.tree import ROOT, Tree
 from vadusa_jax.decode.trees import FittedTree, Trees
 from vadusa_jax.model.folder import save_lm
 from vadusa_jax.model.heads import SpeechLM
-from vadusa_jax.speech.codec import new_codec
+from vadusa_jax.speech.codec import FsqCodec, new_codec
 from vadusa_jax.speech.fsq import CodecConfig
 from vadusa_jax.text import Vocabulary
 from vadusa_jax.training.optimizer import make_optimizer
@@ -100,6 +100,22 @@ def random_tree(seed: int, nodes: int, heads: int = HEADS.count, ranks: int = 5)
     return Tree(tuple(paths))
 
 
+def toy_codec(config: CodecConfig = CODEC, seed: int = 0) -> FsqCodec:
+    """An untrained codec as `new_codec` makes it, by NumPy: each shape of JAX's own random numbers is a compilation."""
+    codec, rng = new_codec(config, None), np.random.default_rng(seed)
+    ones = {"scale": 1.0, "gain": 0.2}
+
+    def fresh(path: tuple, x: jax.ShapeDtypeStruct) -> jax.Array:
+        if len(x.shape) > 1:
+            return jnp.asarray(x.shape[0] ** -0.5 * rng.standard_normal(x.shape), x.dtype)
+        value = next((value for name, value in ones.items() if name in str(path)), 0.0)
+        return jnp.asarray(np.full(x.shape, value), x.dtype)
+
+    for part in (codec.encoder, codec.decoder, codec.vocoder):
+        nnx.update(part, jax.tree_util.tree_map_with_path(fresh, nnx.state(part, nnx.Param)))
+    return codec
+
+
 def toy_voice(folder: Path, seed: int = 0) -> Path:
     """A whole voice with random weights, as `export` leaves one: 20 speech tokens, a tree of 8 nodes for each rule."""
     vocabulary = Vocabulary.english()
@@ -109,7 +125,7 @@ def toy_voice(folder: Path, seed: int = 0) -> Path:
     tree = random_tree(seed, nodes=8)
     fitted = FittedTree(tree, tuple(1.0 + 0.1 * t for t in range(8)), {}, ((0.5, 0.2),) * HEADS.count)
     Trees({rule.name: fitted for rule in (Greedy(), EXACT, Tolerance(3))}).save(folder / "trees.json")
-    new_codec(CODEC, seed).save(folder / "codec")
+    toy_codec(seed=seed).save(folder / "codec")
     return folder
 
 
