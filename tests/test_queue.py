@@ -25,7 +25,7 @@ ONE = dataclasses.replace(MODEL, layers=1)  # sampling does not see the layers
 
 @pytest.fixture(scope="module")
 def lm() -> SpeechLM:
-    return lean(toy_model(), MODEL.eos, 1.0)  # ends often, so that rows are refilled
+    return lean(toy_model(5), MODEL.eos, 1.0)  # ends often, so that rows are refilled
 
 
 def many(seed: int, rows: int = 11):
@@ -126,7 +126,7 @@ def test_rows_with_settings_of_their_own_equal_each_alone(seed):
 
 
 def test_no_row_ends_before_its_least_tokens():
-    lm, least = lean(toy_model(), MODEL.eos, 100.0), [0, 1, 2, 5, 11, 17, 39, 40]
+    lm, least = lean(toy_model(5), MODEL.eos, 100.0), [0, 1, 2, 5, 11, 17, 39, 40]
     prompts = make_prompts([[20, 21]] * BATCH, [40] * BATCH, range(BATCH), 0, DECODE, least)
     plain, fast = speak(lm, prompts), speak(lm, prompts, TREE)
     assert said(plain) == said(fast)
