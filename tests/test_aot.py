@@ -1,7 +1,5 @@
 """Steps compiled for TPUs: what they move is counted right, the cache stays in place, nothing asks the host."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import pytest
@@ -164,15 +162,9 @@ def test_a_training_step_compiles_for_a_pod_and_is_accounted_for(name):
 
 @pytest.mark.slow
 def test_libritts_fits_a_v5e_with_16k_tokens_a_chip():
-    """All layers need the same memory: what one more needs is compiled, and the others are added to it."""
     pytest.importorskip("libtpu", reason="the compiler for TPUs comes with the extra [aot]")
     config = from_config_dict(libritts.get_config())
-    config = pods.with_rows(config, "v5e:4x4", 16_384 // config.data.row_length)
-    one, two = (
-        train_row("v5e:4x4", dataclasses.replace(config, model=dataclasses.replace(config.model, layers=layers)))
-        for layers in (1, 2)
-    )
-    assert one["tokens"] == two["tokens"] >= 16_000
-    each = two["memory_share"] - one["memory_share"]
-    print(f"{one['memory_share']:.3f} of the memory with one layer, {each:.3f} for each further one")
-    assert each > 0 and one["memory_share"] + (config.model.layers - 1) * each < 0.5  # compiled as a whole it is 0.24
+    row = train_row("v5e:4x4", pods.with_rows(config, "v5e:4x4", 16_384 // config.data.row_length))
+    assert row["tokens"] >= 16_000 and row["memory_share"] < 1
+    gradients = 4 * sum(x.size for x in jax.tree.leaves(jax.eval_shape(lambda: make_model(config)[1])))
+    assert row["collectives"]["all-reduce"]["bytes"] < 2 * gradients  # each once, though heads run in chunks
