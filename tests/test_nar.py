@@ -104,7 +104,7 @@ def test_a_prompt_is_heard_and_does_not_come_back(nar):
 
 def test_it_learns_a_residual_codec_and_goes_on_where_it_was_asked_to_end(tmp_path, monkeypatch):
     spoken = [utterance(seed) for seed in range(600)]
-    train = TrainConfig(steps=400, warmup_steps=20, log_every=50)
+    train = TrainConfig(steps=800, warmup_steps=20, log_every=50)
     whole, _ = train_nar(spoken, CONFIG, train, tmp_path / "whole", rows=16, length=32)
 
     def asked_to_end(*args):
@@ -113,18 +113,18 @@ def test_it_learns_a_residual_codec_and_goes_on_where_it_was_asked_to_end(tmp_pa
                 signal.raise_signal(signal.SIGTERM)
             yield batch
 
-    with monkeypatch.context() as patch, pytest.raises(Preempted, match="saved step 124 of 400"):
+    with monkeypatch.context() as patch, pytest.raises(Preempted, match="saved step 124 of 800"):
         patch.setattr(training, "nar_batches", asked_to_end)
         train_nar(spoken, CONFIG, train, tmp_path / "nar", rows=16, length=32)
     nar, figures = train_nar(spoken, CONFIG, train, tmp_path / "nar", rows=16, length=32)
     assert all(jax.tree.leaves(jax.tree.map(np.array_equal, *(nnx.state(x, nnx.Param) for x in (whole, nar)))))
-    assert figures["top1"] > 0.8  # over the last steps
+    assert figures["top1"] > 0.9  # over the last steps
     save_nar(tmp_path / "nar", nar)
     again = load_nar(tmp_path / "nar")
     fresh = [utterance(seed) for seed in range(1000, 1010)]
     filled = fill(again, [p for p, _ in fresh], [codes[0] for _, codes in fresh])
     right = np.concatenate([(a == codes)[1:].ravel() for a, (_, codes) in zip(filled, fresh, strict=True)])
-    assert right.mean() > 0.9
+    assert right.mean() > 0.95
 
 
 def test_batches_repeat_by_seed_and_ask_for_every_higher_codebook():

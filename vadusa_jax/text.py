@@ -110,7 +110,8 @@ def phonemize(text: str) -> str:
     """
     phones = ""
     # Each stretch between marks alone: espeak gives back one entry for it, so marks never shift.
-    for piece in re.split(rf"((?<!\d)[{_MARKS}]|[{_MARKS}](?!\d))", normalize(text)):
+    # Between digits a point or comma is part of the number.
+    for piece in re.split(r"([?!]|(?<!\d)[,.]|[,.](?!\d))", normalize(text)):
         if piece and piece in _MARKS:
             phones += piece if phones and phones[-1] not in _MARKS else ""
         elif spoken := _speak(piece.strip()):

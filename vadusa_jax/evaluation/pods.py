@@ -8,13 +8,14 @@ import dataclasses
 from collections.abc import Callable
 
 import jax
+from flax import nnx
 
 from vadusa_jax.config import Config
 from vadusa_jax.evaluation import hlo
 from vadusa_jax.evaluation.report import Columns
 from vadusa_jax.evaluation.topology import chip_count, find_chip, interconnect
 from vadusa_jax.model.chips import token_flops
-from vadusa_jax.training.step import make_model
+from vadusa_jax.model.heads import SpeechLM
 
 
 def with_rows(config: Config, topology: str, rows_per_chip: int) -> Config:
@@ -38,7 +39,7 @@ def train_row(topology: str, config: Config, compiled: jax.stages.Compiled) -> d
     ici = sum(each for _, each in sent.values())
     times = {"compute_s": flops / chip.peak, "hbm_s": hbm / chip.bandwidth, "ici_s": ici / interconnect(topology)}
     tokens = config.data.batch_rows * config.data.row_length / chips
-    params = jax.eval_shape(lambda: make_model(config)[1])
+    params = nnx.state(nnx.eval_shape(lambda: SpeechLM(config.model, config.heads, rngs=nnx.Rngs(0))))
     model_flops = tokens * token_flops(params, config.model, config.data.row_length)
     roofline = max(times.values())
     return {
