@@ -12,6 +12,7 @@ every tree size. `train` compiles the training step of a config for all chips of
 import functools
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 from absl import app, flags
 from ml_collections import config_flags
@@ -79,21 +80,30 @@ def train() -> None:
     """The table of training steps, one row a topology."""
     if CONFIG.value is None:
         raise app.UsageError("say what to train: --config")
-    table, config = [], from_config_dict(CONFIG.value)
-    for topology in tqdm(TOPOLOGY.value, "compile", disable=None):
-        devices, rows = find_topology(topology).devices, ROWS.value
-        if FIND_BATCH.value:
-            rows = pods.largest_rows(functools.partial(_needs, topology, config), find_chip(topology).memory)
-        chosen = pods.with_rows(config, topology, rows) if rows else config
-        table.append(pods.train_row(topology, chosen, compile_train(chosen, devices)))
+    config = from_config_dict(CONFIG.value)
+    table = [train_row(topology, config) for topology in tqdm(TOPOLOGY.value, "compile", disable=None)]
     _show(table, pods.COLUMNS, TRAIN_LEGEND)
 
 
-def _needs(topology: str, config: Config, rows: int) -> int | None:
-    try:
-        return pods.memory_bytes(compile_train(pods.with_rows(config, topology, rows), find_topology(topology).devices))
-    except DoesNotFit:
-        return None
+def train_row(topology: str, config: Config) -> dict:
+    """The figures of a topology, with as many rows per chip as the flags say."""
+    devices, rows = find_topology(topology).devices, ROWS.value
+
+    @functools.cache  # the search ends with rows that it has compiled
+    def compiled(rows: int) -> jax.stages.Compiled:
+        return compile_train(pods.with_rows(config, topology, rows), devices)
+
+    def needs(rows: int) -> int | None:
+        try:
+            return pods.memory_bytes(compiled(rows))
+        except DoesNotFit:
+            return None
+
+    if FIND_BATCH.value:
+        rows = pods.largest_rows(needs, find_chip(topology).memory)
+    if rows:
+        return pods.train_row(topology, pods.with_rows(config, topology, rows), compiled(rows))
+    return pods.train_row(topology, config, compile_train(config, devices))
 
 
 def _show(rows: list[dict], columns: Columns, legend: str) -> None:

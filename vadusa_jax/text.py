@@ -35,7 +35,8 @@ _NO_END = re.compile(rf"\W*(?:(?:[A-Za-z]\.)+[A-Za-z]|[A-HJ-Z]|(?i:{'|'.join(_AB
 _CLAUSE = re.compile(r"(?:[,;:)\]\u2012-\u2015-]|[,;:]['\"\u2019\u201d])$")
 _SPACE, _COMMA, _WEAK, _STRONG = range(4)
 SHORT = 12  # phones, about a second: a piece below this sounds better with its neighbour
-_MARK_RUN = re.compile(rf"\s*(?:(?<!\d)[{_MARKS}]|[{_MARKS}](?!\d))[{_MARKS}\s]*")
+_MARK = r"[?!]|(?<!\d)[,.]|[,.](?!\d)"  # between digits a point or comma is part of the number
+_MARK_RUN = re.compile(rf"\s*(?:{_MARK})[{_MARKS}\s]*")
 
 
 class UnspeakableText(ValueError):
@@ -110,8 +111,7 @@ def phonemize(text: str) -> str:
     """
     phones = ""
     # Each stretch between marks alone: espeak gives back one entry for it, so marks never shift.
-    # Between digits a point or comma is part of the number.
-    for piece in re.split(r"([?!]|(?<!\d)[,.]|[,.](?!\d))", normalize(text)):
+    for piece in re.split(f"({_MARK})", normalize(text)):
         if piece and piece in _MARKS:
             phones += piece if phones and phones[-1] not in _MARKS else ""
         elif spoken := _speak(piece.strip()):

@@ -19,7 +19,7 @@ import jax
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from vadusa_jax.config import Config, from_config_dict, load_config
+from vadusa_jax.config import CONFIG, Config, from_config_dict, load_config
 from vadusa_jax.data.batches import dev_batches, read_texts, train_batches
 from vadusa_jax.model.sharding import make_mesh
 from vadusa_jax.speech import load_codec
@@ -63,7 +63,7 @@ def run() -> None:
         raise app.UsageError("say where checkpoints and logs go: --workdir")
     folder = Path(_WORKDIR.value)
     if _MINUTES.value:
-        begun = _RESUME.value and (folder / "config.json").exists()
+        begun = _RESUME.value and (folder / CONFIG).exists()
         # A resumed run keeps its number of steps: the learning rate depends on it.
         config = load_config(folder) if begun else fit_to_minutes(config, _MINUTES.value, own)
     if hosts.is_first():

@@ -103,7 +103,7 @@ def make_kmeans(out: Path) -> None:
 
     features = HubFeatures.fetch(MODEL.value, LAYER.value)
     share = _utterances(CORPUS.value)[jax.process_index() :: jax.process_count()]
-    frames = (features.extract(wave_P) for _, wave_P in _waves(share, features.sample_rate, collections.Counter()))
+    frames = (features.extract(wave_P) for _, wave_P in _spoken(share, features.sample_rate, collections.Counter()))
     centres = kmeans.fit(frames, CLUSTERS.value, SEED.value)
     if jax.process_count() > 1:
         gathered = multihost_utils.process_allgather((centres.centre_KD, centres.count_K))
@@ -121,8 +121,8 @@ def train_codebooks(out: Path) -> None:
     if getattr(codec, "codebooks", 1) < 2:
         raise app.UsageError(f"{CODEC.value} has one codebook: there is nothing to fill in")
     spoken = [
-        (np.array(vocabulary.encode(phonemize(text))), codec.encode_all(wave_P))
-        for text, wave_P in _waves(_utterances(CORPUS.value), codec.sample_rate, reasons)
+        (np.array(vocabulary.encode(phones)), codec.encode_all(wave_P))
+        for phones, wave_P in _spoken(_utterances(CORPUS.value), codec.sample_rate, reasons)
     ]
     width = WIDTH.value
     sizes = {"layers": DEPTH.value, "width": width, "attention_heads": width // 64, "ffn": 11 * width // 4}
@@ -154,8 +154,8 @@ def train_embedded(out: Path) -> None:
 def read_recordings(root: str, vocabulary: Vocabulary, sample_rate: int, hours: float | None) -> list[Recording]:
     """Waves and phones of a corpus; what cannot be used is counted by reason and left out."""
     reasons, recordings, seconds = collections.Counter(), [], 0.0
-    for text, wave_P in _waves(_utterances(root), sample_rate, reasons):
-        recordings.append(Recording(wave_P, vocabulary.encode(phonemize(text))))
+    for phones, wave_P in _spoken(_utterances(root), sample_rate, reasons):
+        recordings.append(Recording(wave_P, vocabulary.encode(phones)))
         seconds += len(wave_P) / sample_rate
         if hours and seconds >= 3600 * hours:
             break
@@ -174,18 +174,18 @@ def _utterances(root: str) -> list[Utterance]:
     return _spread(list(corpus))
 
 
-def _waves(
+def _spoken(
     utterances: list[Utterance], sample_rate: int, reasons: collections.Counter
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Texts and waves of the utterances that can be heard and spoken; the others are counted in `reasons`."""
+    """Phones and waves of the utterances that can be heard and spoken; the others are counted in `reasons`."""
     for utterance in tqdm(utterances, "read", disable=None):
         try:
             text, wave_P, _, _ = read_utterance(utterance, sample_rate, Limits())
-            phonemize(text)
+            phones = phonemize(text)
         except (LeftOut, UnspeakableText) as error:
             reasons[error.reason if isinstance(error, LeftOut) else "unspeakable text"] += 1
             continue
-        yield text, wave_P
+        yield phones, wave_P
 
 
 def save(codec: FsqCodec, out: Path, stage: str, figures: dict[str, float]) -> None:

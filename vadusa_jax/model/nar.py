@@ -152,6 +152,7 @@ def save_nar(folder: Path, nar: Nar) -> None:
 
 def load_nar(folder: Path) -> Nar:
     """What `save_nar` wrote; any mismatch is an error that names the parameter and both shapes."""
-    nar = Nar(from_dict(NarConfig, json.loads((folder / CONFIG).read_text())), rngs=nnx.Rngs(0))
+    config = from_dict(NarConfig, json.loads((folder / CONFIG).read_text()))
+    nar = nnx.eval_shape(lambda: Nar(config, rngs=nnx.Rngs(0)))  # shapes: the file has the rest
     load_weights(nar, folder / WEIGHTS)
     return nar

@@ -14,6 +14,7 @@ from orbax.checkpoint import v1 as ocp
 from vadusa_jax.config import Config, load_config
 from vadusa_jax.model.folder import WEIGHTS, load_lm
 from vadusa_jax.model.heads import SpeechLM
+from vadusa_jax.model.sharding import array_name
 
 
 class CheckpointError(ValueError):
@@ -124,13 +125,9 @@ def first_parameters(folder: Path, config: Config) -> nnx.State:
     return nnx.state(lm, nnx.Param)
 
 
-def _name(path: tuple) -> str:
-    return "/".join(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path)
-
-
 def _arrays(tree: Any) -> dict[str, jax.Array]:
     # Flat names rather than library containers: the files then do not depend on how a library nests its state.
-    return {_name(path).removesuffix("/value"): x for path, x in jax.tree_util.tree_leaves_with_path(tree)}
+    return {array_name(path): x for path, x in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def _like(tree: Any, arrays: dict[str, jax.Array]) -> Any:
