@@ -8,7 +8,7 @@ import soundfile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vadusa_jax.data import demo_corpus, sentences
+from vadusa_jax.data import demo_corpus, demo_voices, sentences
 from vadusa_jax.data.corpora import LibriTTS
 from vadusa_jax.text import phonemize
 
@@ -33,6 +33,23 @@ def test_more_training_text_only_appends(texts):
     assert other["train"] != fewer["train"] and other["everyday"] == fewer["everyday"]
 
 
+def test_a_further_speaker_has_texts_of_its_own(texts):
+    other, another = (sentences.demo_texts(500, speaker=name) for name in ("slt", "rms"))
+    assert {split: len(found) for split, found in other.items()} == {"dev": 20, "train": 500}
+    tests = {text.lower() for split in ("heldout", "everyday", "dev") for text in texts[split]}
+    assert not tests & {text.lower() for found in (other, another) for split in found.values() for text in split}
+    assert other["train"] != another["train"]
+
+
+def test_speakers_are_found_or_named(monkeypatch):
+    monkeypatch.setattr(demo_voices.shutil, "which", lambda name: name if name == "flite" else None)
+    assert demo_voices.find_speakers() == ["slt", "rms", "awb", "kal"] and demo_voices.find_speakers([]) == []
+    with pytest.raises(FileNotFoundError, match="apt-get install espeak-ng"):
+        demo_voices.find_speakers(["slt", "klatt"])
+    with pytest.raises(ValueError, match=r"no speakers.*nobody"):
+        demo_voices.find_speakers(["nobody"])
+
+
 def test_frequent_words_are_heard_often_and_evenly(texts):
     heard = collections.Counter(w.strip(".,?!").lower() for text in texts["train"] for w in text.split())
     counts = np.array([heard[word] for word in sentences.vocabulary()])
@@ -55,7 +72,7 @@ def test_every_sentence_can_be_read_and_is_short(texts):
     seed=st.integers(0, 99),
 )
 def test_trimming_leaves_the_margin_and_one_level(lead, tail, gain, speech, seed):
-    settings = demo_corpus.VoiceSettings()
+    settings = demo_corpus.Levels()
     sound = gain * np.random.default_rng(seed).uniform(-1, 1, speech)
     wave = demo_corpus.trim_and_level(np.pad(sound, (lead, tail)), settings)
     margin = round(settings.margin_s * demo_corpus.SAMPLE_RATE)
@@ -66,7 +83,7 @@ def test_trimming_leaves_the_margin_and_one_level(lead, tail, gain, speech, seed
 
 
 def test_silence_alone_comes_back_empty():
-    settings = demo_corpus.VoiceSettings()
+    settings = demo_corpus.Levels()
     assert not len(demo_corpus.trim_and_level(np.zeros(5000), settings))
     assert not len(demo_corpus.trim_and_level(np.zeros(0), settings))
 
@@ -76,7 +93,7 @@ def test_the_demo_corpus_is_spoken_whole_and_goes_on_where_it_stopped(tmp_path, 
     pytest.importorskip("piper")
     few = {"heldout": 1, "everyday": 2, "dev": 1, "train": 40}
     whole = sentences.demo_texts(train=40)
-    monkeypatch.setattr(sentences, "demo_texts", lambda train, seed: {s: whole[s][:n] for s, n in few.items()})
+    monkeypatch.setattr(sentences, "demo_texts", lambda train, seed, speaker: {s: whole[s][:n] for s, n in few.items()})
     seconds = demo_corpus.make_demo_corpus(tmp_path, hours=2 / 3600, workers=1)
     assert seconds["train"] >= 2
     found = list(LibriTTS(tmp_path / "everyday"))

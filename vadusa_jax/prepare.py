@@ -1,6 +1,6 @@
 """Makes what training reads: the spoken demo corpus, and the token dataset of any corpus.
 
-    python -m vadusa_jax.prepare corpus --hours 4 --out out/corpus
+    python -m vadusa_jax.prepare corpus --hours 4 --speakers all --out out/corpus
     python -m vadusa_jax.prepare tokens --corpus out/corpus --codec out/codec --out out/tokens
     python -m vadusa_jax.prepare tokens --corpus LibriTTS --split train=train-clean-100,train-clean-360 \\
         --split dev=dev-clean --codec out/codec --out out/tokens
@@ -33,13 +33,16 @@ import tensorflow_datasets as tfds
 from absl import app, flags, logging
 
 from vadusa_jax.data import dataset, demo_corpus, records, shards, units
+from vadusa_jax.data.demo_voices import find_speakers
 from vadusa_jax.data.splits import Splits, find_splits, hold_out
 from vadusa_jax.speech import load_codec
 from vadusa_jax.text import Vocabulary
 
 _LIMITS = records.Limits()
 _OUT = flags.DEFINE_string("out", None, "Folder to write.", required=True)
-_HOURS = flags.DEFINE_float("hours", 4.0, "corpus: hours of training speech.", lower_bound=0.0)
+_HOURS = flags.DEFINE_float("hours", 4.0, "corpus: hours of training speech of the main speaker.", lower_bound=0.0)
+_SPEAKERS = flags.DEFINE_list("speakers", [], "corpus: further speakers, or `all` that flite and espeak-ng have here.")
+_HOURS_EACH = flags.DEFINE_float("hours_each", 1.5, "corpus: hours of each of them.", lower_bound=0.0)
 _SEED = flags.DEFINE_integer("seed", 0, "corpus: decides the texts.")
 _WORKERS = flags.DEFINE_integer("workers", os.cpu_count(), "Processes, one core each.", lower_bound=1)
 _CORPUS = flags.DEFINE_string("corpus", None, "tokens: a corpus, a folder of several, or tfds:NAME.")
@@ -112,7 +115,11 @@ def main(argv: list[str]) -> None:
     logging.set_verbosity(logging.WARNING)
     match argv[1:]:
         case ["corpus"]:
-            seconds = demo_corpus.make_demo_corpus(_OUT.value, _HOURS.value, _SEED.value, _WORKERS.value)
+            speakers = find_speakers(None if _SPEAKERS.value == ["all"] else _SPEAKERS.value)
+            print(f"further speakers: {', '.join(speakers) or 'none'}")
+            seconds = demo_corpus.make_demo_corpus(
+                _OUT.value, _HOURS.value, _SEED.value, _WORKERS.value, speakers, _HOURS_EACH.value
+            )
             print("\n".join(f"{split:12}{s / 3600:8.2f} hours" for split, s in seconds.items()))
         case ["tokens"]:
             if not (_CORPUS.value and _CODEC.value):

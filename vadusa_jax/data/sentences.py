@@ -236,16 +236,17 @@ def vocabulary_sentences(rng: random.Random, words: list[str]) -> Iterator[str]:
         yield _polish(re.sub(r"{w}", lambda _: next(deck), carrier))
 
 
-def demo_texts(train: int, seed: int = 0, limits: TextLimits | None = None) -> dict[str, list[str]]:
+def demo_texts(
+    train: int, seed: int = 0, speaker: str | None = None, limits: TextLimits | None = None
+) -> dict[str, list[str]]:
     """Texts of all splits: `heldout` (100, templates), `everyday` (40), `dev` (100) and `train`; none in two splits.
 
     The training texts are in random order of kind, so that the first part of them is a sample of all, and a larger
-    `train` only appends to a smaller one.
+    `train` only appends to a smaller one. A further `speaker` has other texts, in `dev` (20) and `train` alone, and
+    none of the main speaker's test sentences.
     """
     limits = limits or TextLimits()
     rng = random.Random(f"vadusa demo texts {seed}")
-    from_templates = template_sentences(rng)
-    from_words = vocabulary_sentences(rng, vocabulary())
     seen = {text.lower() for text in EVERYDAY}
 
     def fresh(source: Iterator[str]) -> str:
@@ -256,9 +257,13 @@ def demo_texts(train: int, seed: int = 0, limits: TextLimits | None = None) -> d
                 return text
         raise AssertionError("the sources are endless")
 
-    def mixed() -> str:
-        return fresh(rng.choice((from_templates, from_words)))
+    def some(count: int) -> list[str]:
+        return [fresh(rng.choice(sources)) for _ in range(count)]
 
-    heldout = [fresh(from_templates) for _ in range(100)]
-    dev = [mixed() for _ in range(100)]
-    return {"heldout": heldout, "everyday": list(EVERYDAY), "dev": dev, "train": [mixed() for _ in range(train)]}
+    sources = template_sentences(rng), vocabulary_sentences(rng, vocabulary())
+    tests = {"heldout": [fresh(sources[0]) for _ in range(100)], "everyday": list(EVERYDAY), "dev": some(100)}
+    if speaker is None:
+        return tests | {"train": some(train)}
+    rng = random.Random(f"vadusa demo texts {seed} of {speaker}")
+    sources = template_sentences(rng), vocabulary_sentences(rng, vocabulary())
+    return {"dev": some(20), "train": some(train)}
