@@ -14,14 +14,14 @@ MAIN = "joe"  # the Piper voice en_US-joe-medium, extra [demo]
 # Both noises are below the voice's own 0.667 and 0.8: the same phone sounds more alike from one sentence to the next,
 # so that a small model learns it from fewer hours.
 NOISE_SCALE, NOISE_W_SCALE = 0.4, 0.4  # of timbre and pitch, and of durations
-COMMANDS = {  # the others: each reads a text from its input and writes a WAV to its output
-    "slt": ("flite", "-voice", "slt", "-o", "/dev/stdout"),
-    "rms": ("flite", "-voice", "rms", "-o", "/dev/stdout"),
-    "awb": ("flite", "-voice", "awb", "-o", "/dev/stdout"),
-    "kal": ("flite", "-voice", "kal16", "-o", "/dev/stdout"),
-    "f2": ("espeak-ng", "-v", "en-us+f2", "--stdout"),
-    "m3": ("espeak-ng", "-v", "en-us+m3", "--stdout"),
-    "klatt": ("espeak-ng", "-v", "en-us+klatt4", "--stdout"),
+COMMANDS = {  # the others: the text follows, a WAV comes out
+    "slt": ("flite", "-o", "/dev/stdout", "-voice", "slt", "-t"),
+    "rms": ("flite", "-o", "/dev/stdout", "-voice", "rms", "-t"),
+    "awb": ("flite", "-o", "/dev/stdout", "-voice", "awb", "-t"),
+    "kal": ("flite", "-o", "/dev/stdout", "-voice", "kal16", "-t"),
+    "f2": ("espeak-ng", "--stdout", "-v", "en-us+f2"),
+    "m3": ("espeak-ng", "--stdout", "-v", "en-us+m3"),
+    "klatt": ("espeak-ng", "--stdout", "-v", "en-us+klatt4"),
 }
 
 
@@ -43,7 +43,7 @@ def load_speaker(name: str) -> Speak:
         return _load_piper()
 
     def speak(text: str) -> tuple[np.ndarray, int]:
-        done = subprocess.run(COMMANDS[name], input=text.encode(), capture_output=True, check=True)
+        done = subprocess.run([*COMMANDS[name], text], capture_output=True, check=True)
         return soundfile.read(io.BytesIO(done.stdout), dtype="float32")
 
     return speak
