@@ -14,10 +14,11 @@ from scipy import signal
 from toys import toy_codec
 
 from vadusa_jax.speech import BadAudio, features, load_codec, read_audio
-from vadusa_jax.speech.codec import BUCKET
 from vadusa_jax.speech.convnext import shifted_sum
 from vadusa_jax.speech.fsq import CodecConfig, Fsq
-from vadusa_jax.speech.training import CodecTraining, Recording, crops, sentence_rows, train_tokens, train_vocoder
+from vadusa_jax.speech.recordings import BatchSizes, Recording, crops, sentence_rows
+from vadusa_jax.speech.renderer import BUCKET
+from vadusa_jax.speech.training import CodecTraining, train_tokens, train_vocoder
 
 SMALL = CodecConfig(
     encoder_width=16, encoder_layers=2, decoder_width=16, decoder_layers=1, refiner_layers=1, vocoder_width=16,
@@ -191,10 +192,10 @@ def test_padding_to_a_longer_bucket_changes_nothing(codec, monkeypatch):
     wave_P = noise(320 * 100 + 7)
     tokens_T = codec.encode(wave_P)
     sound_P = codec.decode(tokens_T)
-    monkeypatch.setattr("vadusa_jax.speech.codec.BUCKET", 101)  # no padding at all
+    monkeypatch.setattr("vadusa_jax.speech.renderer.BUCKET", 101)  # no padding at all
     assert (codec.encode(wave_P) == tokens_T).all()
     np.testing.assert_allclose(codec.decode(tokens_T), sound_P, atol=1e-5)
-    monkeypatch.setattr("vadusa_jax.speech.codec.BUCKET", 1000)
+    monkeypatch.setattr("vadusa_jax.speech.renderer.BUCKET", 1000)
     assert (codec.encode(wave_P) == tokens_T).all()
     np.testing.assert_allclose(codec.decode(tokens_T), sound_P, atol=1e-5)
 
@@ -220,7 +221,7 @@ def test_saving_and_loading_keeps_tokens_and_sound(codec, tmp_path):
 
 
 def test_a_codec_without_vocoder_encodes_and_says_why_it_cannot_decode(codec, tmp_path):
-    dataclasses.replace(codec, vocoder=None).save(tmp_path / "codec")
+    dataclasses.replace(codec, renderer=dataclasses.replace(codec.renderer, vocoder=None)).save(tmp_path / "codec")
     half = load_codec(tmp_path / "codec")
     tokens_T = half.encode(noise(3200))
     with pytest.raises(ValueError, match="before its vocoder was trained"):
@@ -253,7 +254,7 @@ def recordings(count: int = 9) -> list[Recording]:
 
 
 def test_rows_hold_whole_sentences_with_their_phones():
-    training = CodecTraining(row_seconds=2.0, rows=3)
+    training = BatchSizes(row_seconds=2.0, rows=3)
     sentences = {r.wave_P[:50].tobytes(): r for r in recordings()}
     batch = next(sentence_rows(recordings(), SMALL, training))
     for wave_P, mask_T, phones_L in zip(batch["wave_BP"], batch["mask_BT"], batch["phones_BL"], strict=True):
@@ -268,7 +269,7 @@ def test_rows_hold_whole_sentences_with_their_phones():
 
 
 def test_crops_are_sound_where_the_mask_says_so_and_silence_elsewhere():
-    batch = next(crops(recordings(), SMALL, CodecTraining(crop_tokens=20, margin_tokens=4)))
+    batch = next(crops(recordings(), SMALL, BatchSizes(crop_tokens=20, margin_tokens=4)))
     assert batch["wave_BP"].shape == (8, 28 * 320) and batch["mask_BT"].shape == (8, 28)
     loud_BT = np.abs(batch["wave_BP"]).reshape(8, 28, 320).max(axis=-1) > 0
     assert (loud_BT == batch["mask_BT"]).all() and 0 < loud_BT.mean() < 1
@@ -276,13 +277,13 @@ def test_crops_are_sound_where_the_mask_says_so_and_silence_elsewhere():
 
 def test_batches_repeat_by_seed():
     for batches in (sentence_rows, crops):
-        first, second = (next(batches(recordings(), SMALL, CodecTraining(seed=3))) for _ in range(2))
+        first, second = (next(batches(recordings(), SMALL, BatchSizes(), seed=3)) for _ in range(2))
         assert all((first[key] == second[key]).all() for key in first)
 
 
 def test_sentences_that_fit_no_row_are_an_error():
     with pytest.raises(ValueError, match=r"row_seconds 0\.1"):
-        next(sentence_rows(recordings(), SMALL, CodecTraining(row_seconds=0.1)))
+        next(sentence_rows(recordings(), SMALL, BatchSizes(row_seconds=0.1)))
 
 
 @pytest.mark.slow
@@ -291,11 +292,11 @@ def test_both_stages_learn_two_tones_and_the_second_leaves_the_tokens_alone():
     waves = [(0.3 * np.sin(2 * np.pi * hz * seconds)).astype(np.float32) for hz in pitches]
     tones = [Recording(wave_P, [1 + i]) for i, wave_P in enumerate(waves)]
     training = CodecTraining(
-        steps=401, row_seconds=1.0, rows=2, crops=4, crop_tokens=16, margin_tokens=4, reader_width=16, reader_layers=1,
-        learning_rate=1e-2,
+        steps=401, batch=BatchSizes(row_seconds=1.0, rows=2, crops=4, crop_tokens=16, margin_tokens=4),
+        reader_width=16, reader_layers=1, judge_width=16, judge_layers=1,
     )  # fmt: skip
     half, told = train_tokens(tones, 3, SMALL, training)
-    assert half.vocoder is None and told["mel"] < 1.0  # a smoothed figure that starts near 4
+    assert half.renderer.vocoder is None and told["mel"] < 1.0  # a smoothed figure that starts near 4
     whole, _ = train_vocoder(half, tones, training)
     for tone, hz in zip(tones, pitches, strict=True):
         tokens_T = whole.encode(tone.wave_P)

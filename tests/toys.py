@@ -111,7 +111,7 @@ def toy_codec(config: CodecConfig = CODEC, seed: int = 0) -> FsqCodec:
         value = next((value for name, value in ones.items() if name in str(path)), 0.0)
         return jnp.asarray(np.full(x.shape, value), x.dtype)
 
-    for part in (codec.encoder, codec.decoder, codec.vocoder):
+    for part in (codec.encoder, codec.renderer.decoder, codec.renderer.vocoder, *filter(None, [codec.renderer.timbre])):
         nnx.update(part, jax.tree_util.tree_map_with_path(fresh, nnx.state(part, nnx.Param)))
     return codec
 

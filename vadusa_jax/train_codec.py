@@ -1,10 +1,10 @@
-"""Makes codecs: trains the embedded one on a corpus in LibriTTS layout, or takes one from the hub.
+"""Makes codecs: trains the embedded one on a corpus, takes one from the hub, or gives one a voice.
 
     python -m vadusa_jax.train_codec --corpus out/corpus/train --out out/codec --minutes_codec 12 --minutes_vocoder 20
 
 Tokens first, then the vocoder. After the first stage the folder holds a codec that encodes; after the second it decodes
 as well. A stage whose result is there is skipped, so an interrupted run goes on where it can. `training.json` in the
-folder tells what was done.
+folder tells what was done. Where the corpus has several speakers, the codec takes the timbre of a reference.
 
     python -m vadusa_jax.train_codec hub --model encodec --out out/codec
     python -m vadusa_jax.train_codec hub --model kyutai/mimi --codebooks 8 --out out/codec
@@ -15,6 +15,11 @@ folder tells what was done.
 `speech/huggingface.py` lists, or any others of these kinds by hub name or folder (extra `[codecs]`). Processes of one
 `kmeans` run (`training/hosts.py` says how they find each other) each read their share of the corpus; the first writes
 the codec.
+
+    python -m vadusa_jax.train_codec sound --codec out/kmeans --corpus LibriTTS/train-clean-100 --out out/codec
+
+trains the same mel decoder and vocoder on the tokens of any other codec, so that semantic tokens become audible, in the
+timbre of a reference: both stages of the embedded codec, without an encoder.
 
     python -m vadusa_jax.train_codec codebooks --codec out/codec --corpus LibriTTS/train-clean-100 --out out/nar
 
@@ -42,15 +47,18 @@ from vadusa_jax.data.corpora import Utterance
 from vadusa_jax.data.records import LeftOut, Limits, read_utterance
 from vadusa_jax.data.splits import open_corpus
 from vadusa_jax.model.nar import NarConfig, save_nar
-from vadusa_jax.speech import FsqCodec, load_codec
+from vadusa_jax.speech import Codec, load_codec
 from vadusa_jax.speech.fsq import CodecConfig
-from vadusa_jax.speech.training import CodecTraining, Recording, train_tokens, train_vocoder
+from vadusa_jax.speech.recordings import Recording
+from vadusa_jax.speech.rendered import RenderedCodec, sizes_for
+from vadusa_jax.speech.training import CodecTraining, train_decoder, train_tokens, train_vocoder
 from vadusa_jax.text import UnspeakableText, Vocabulary, phonemize
 from vadusa_jax.training import hosts
 from vadusa_jax.training.nar import train_nar
 from vadusa_jax.training.stopping import PREEMPTED, Preempted
 
 DEFAULTS = CodecTraining()
+TIMBRE = 64  # numbers of a timbre
 CORPUS = flags.DEFINE_string(
     "corpus", None, "Folder <speaker>/<chapter>/<utterance>.wav, or the one that holds it as train."
 )
@@ -63,7 +71,7 @@ MODEL = flags.DEFINE_string("model", None, "hub, kmeans: kind, hub name or folde
 CODEBOOKS = flags.DEFINE_integer("codebooks", 1, "hub: codebooks that are used; the first is for the backbone.", 1)
 LAYER = flags.DEFINE_integer("layer", 9, "kmeans: hidden layer whose output is clustered.", 0)
 CLUSTERS = flags.DEFINE_integer("clusters", 500, "kmeans: centres, one token each.", 1)
-CODEC = flags.DEFINE_string("codec", None, "codebooks: folder of the codec.")
+CODEC = flags.DEFINE_string("codec", None, "sound, codebooks: folder of the codec.")
 STEPS = flags.DEFINE_integer("steps", TrainConfig.steps, "codebooks: steps of training.", 1)
 DEPTH = flags.DEFINE_integer("depth", NarConfig.layers, "codebooks: layers of the stage.", 1)
 WIDTH = flags.DEFINE_integer("width", NarConfig.width, "codebooks: width of the stage, 64 for each attention head.", 64)
@@ -73,9 +81,14 @@ AGAIN = flags.DEFINE_bool("again", False, "Train a finished vocoder for some min
 
 def main(argv: list[str]) -> None:
     out, word = Path(OUT.value), argv[1:]
-    needed = {"hub": {"model"}, "kmeans": {"model", "corpus"}, "codebooks": {"codec", "corpus"}}
+    needed = {
+        "hub": {"model"},
+        "kmeans": {"model", "corpus"},
+        "sound": {"codec", "corpus"},
+        "codebooks": {"codec", "corpus"},
+    }
     if word and (len(word) > 1 or word[0] not in needed):
-        raise app.UsageError(f"the first word must be hub, kmeans, codebooks or none, got {word}")
+        raise app.UsageError(f"the first word must be hub, kmeans, sound, codebooks or none, got {word}")
     if missing := [name for name in needed[word[0]] if not flags.FLAGS[name].value] if word else not CORPUS.value:
         raise app.UsageError(f"{' '.join(word)} needs --{', --'.join(missing) if word else 'corpus'}")
     match word:
@@ -93,7 +106,7 @@ def main(argv: list[str]) -> None:
                 print(notice, file=sys.stderr)
                 sys.exit(PREEMPTED)
         case _:
-            train_embedded(out)
+            train_sound(out, load_codec(CODEC.value) if word else None)
 
 
 def make_kmeans(out: Path) -> None:
@@ -103,7 +116,7 @@ def make_kmeans(out: Path) -> None:
 
     features = HubFeatures.fetch(MODEL.value, LAYER.value)
     share = _utterances(CORPUS.value)[jax.process_index() :: jax.process_count()]
-    frames = (features.extract(wave_P) for _, wave_P in _spoken(share, features.sample_rate, collections.Counter()))
+    frames = (features.extract(wave_P) for *_, wave_P in _spoken(share, features.sample_rate, collections.Counter()))
     centres = kmeans.fit(frames, CLUSTERS.value, SEED.value)
     if jax.process_count() > 1:
         gathered = multihost_utils.process_allgather((centres.centre_KD, centres.count_K))
@@ -122,7 +135,7 @@ def train_codebooks(out: Path) -> None:
         raise app.UsageError(f"{CODEC.value} has one codebook: there is nothing to fill in")
     spoken = [
         (np.array(vocabulary.encode(phones)), codec.encode_all(wave_P))
-        for phones, wave_P in _spoken(_utterances(CORPUS.value), codec.sample_rate, reasons)
+        for _, phones, wave_P in _spoken(_utterances(CORPUS.value), codec.sample_rate, reasons)
     ]
     width = WIDTH.value
     sizes = {"layers": DEPTH.value, "width": width, "attention_heads": width // 64, "ffn": 11 * width // 4}
@@ -132,20 +145,28 @@ def train_codebooks(out: Path) -> None:
     print(f"{out}: {len(spoken)} utterances, skipped: {dict(reasons) or 'none'}, {figures}")
 
 
-def train_embedded(out: Path) -> None:
-    """Both stages of the embedded codec, those that are not there yet."""
-    config = CodecConfig()
+def train_sound(out: Path, other: Codec | None) -> None:
+    """Both stages of the embedded codec, or of what makes another one's tokens audible; those not there yet."""
     training = dataclasses.replace(
         DEFAULTS, minutes_codec=MINUTES_CODEC.value, minutes_vocoder=MINUTES_VOCODER.value, seed=SEED.value
     )
     codec = load_codec(out) if (out / "codec.json").exists() else None
-    if codec and codec.vocoder and not AGAIN.value:
+    if codec and codec.renderer.vocoder and not AGAIN.value:
         print(f"{out} is complete; --again trains its vocoder further")
         return
-    vocabulary = Vocabulary.english()
+    config, vocabulary = sizes_for(other, CodecConfig()) if other else CodecConfig(), Vocabulary.english()
     recordings = read_recordings(CORPUS.value, vocabulary, config.sample_rate, HOURS.value)
+    if other:
+        encoded = tqdm(recordings, "encode", disable=None)
+        recordings = [dataclasses.replace(one, tokens_T=other.encode(one.wave_P)) for one in encoded]
+    if len({recording.speaker for recording in recordings}) > 1:
+        config = dataclasses.replace(config, timbre=TIMBRE)
     if codec is None:
-        codec, figures = train_tokens(recordings, len(vocabulary), config, training)
+        if other:
+            renderer, figures = train_decoder(recordings, config, training)
+            codec = RenderedCodec(other, renderer)
+        else:
+            codec, figures = train_tokens(recordings, len(vocabulary), config, training)
         save(codec, out, "tokens", figures)
     codec, figures = train_vocoder(codec, recordings, training)
     save(codec, out, "vocoder", figures)
@@ -154,8 +175,8 @@ def train_embedded(out: Path) -> None:
 def read_recordings(root: str, vocabulary: Vocabulary, sample_rate: int, hours: float | None) -> list[Recording]:
     """Waves and phones of a corpus; what cannot be used is counted by reason and left out."""
     reasons, recordings, seconds = collections.Counter(), [], 0.0
-    for phones, wave_P in _spoken(_utterances(root), sample_rate, reasons):
-        recordings.append(Recording(wave_P, vocabulary.encode(phones)))
+    for speaker, phones, wave_P in _spoken(_utterances(root), sample_rate, reasons):
+        recordings.append(Recording(wave_P, vocabulary.encode(phones), speaker))
         seconds += len(wave_P) / sample_rate
         if hours and seconds >= 3600 * hours:
             break
@@ -176,8 +197,8 @@ def _utterances(root: str) -> list[Utterance]:
 
 def _spoken(
     utterances: list[Utterance], sample_rate: int, reasons: collections.Counter
-) -> Iterator[tuple[str, np.ndarray]]:
-    """Phones and waves of the utterances that can be heard and spoken; the others are counted in `reasons`."""
+) -> Iterator[tuple[str, str, np.ndarray]]:
+    """Speaker, phones and wave of each utterance that can be heard and spoken; the others are counted in `reasons`."""
     for utterance in tqdm(utterances, "read", disable=None):
         try:
             text, wave_P, _, _ = read_utterance(utterance, sample_rate, Limits())
@@ -185,10 +206,10 @@ def _spoken(
         except (LeftOut, UnspeakableText) as error:
             reasons[error.reason if isinstance(error, LeftOut) else "unspeakable text"] += 1
             continue
-        yield phones, wave_P
+        yield utterance.speaker, phones, wave_P
 
 
-def save(codec: FsqCodec, out: Path, stage: str, figures: dict[str, float]) -> None:
+def save(codec: Codec, out: Path, stage: str, figures: dict[str, float]) -> None:
     """Replaces the codec folder, and tells what was trained."""
     report = out / "training.json"
     told = json.loads(report.read_text()) if report.exists() else {}

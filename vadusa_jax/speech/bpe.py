@@ -17,11 +17,10 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 
-from vadusa_jax.speech.codec import Codec, codec_folder, load_codec
+from vadusa_jax.speech.codec import INNER, Codec, codec_folder, load_codec
 
 FIRST_CHARACTER = 0x10000  # of token 0; from here on every code point is one character, without surrogates
 FILE = "units.json"
-INNER = "inner"  # folder of the codec whose tokens they are
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +103,9 @@ class BpeCodec:
 
     def decode(self, tokens_T: np.ndarray) -> np.ndarray:
         return self.inner.decode(self.units.decode(tokens_T))
+
+    def like(self, wave_P: np.ndarray) -> "BpeCodec":
+        return dataclasses.replace(self, inner=self.inner.like(wave_P))
 
     def save(self, folder: str | Path) -> None:
         """Writes `codec.json`, the units and the folder of the inner codec."""

@@ -12,23 +12,23 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from vadusa_jax import config as configs
 from vadusa_jax.speech import features
-from vadusa_jax.speech.fsq import CodecConfig, Decoder, Encoder, Fsq
-from vadusa_jax.speech.vocoder import Vocoder
+from vadusa_jax.speech.fsq import CodecConfig, Encoder, Fsq
+from vadusa_jax.speech.renderer import Renderer, bucket, new_renderer, token_mask
 from vadusa_jax.weights import load_weights, save_weights
 
 VERSION = 1
-BUCKET = 128  # tokens; lengths are padded to a multiple (or half of one), so that few shapes are ever compiled
+INNER = "inner"  # folder of the codec that another one is made of
 KINDS = {  # what codec.json may name, and its class: each is imported only where it is met
     "fsq": ("vadusa_jax.speech.codec", "FsqCodec"),
     "kmeans": ("vadusa_jax.speech.kmeans", "KmeansCodec"),
     "hub": ("vadusa_jax.speech.huggingface", "HubCodec"),
     "bpe": ("vadusa_jax.speech.bpe", "BpeCodec"),
+    "rendered": ("vadusa_jax.speech.rendered", "RenderedCodec"),
 }
 
 
@@ -57,6 +57,9 @@ class Codec(Protocol):
     def decode(self, tokens_T: np.ndarray) -> np.ndarray:
         """Tokens [T] -> float32 wave [T * sample_rate / frame_rate]; with acoustic BPE that long on average."""
 
+    def like(self, wave_P: np.ndarray) -> "Codec":
+        """This codec with the timbre of a float32 mono wave; itself if its tokens carry the timbre."""
+
     def save(self, folder: str | Path) -> None:
         """Writes the folder that `load_codec` reads, whole or not at all."""
 
@@ -70,12 +73,14 @@ def plain(codec: Codec, chunks: Iterable[np.ndarray]) -> tuple[Codec, Iterable[n
 
 @dataclasses.dataclass(frozen=True)
 class FsqCodec:
-    """Encoder and finite scalar quantiser, mel decoder, and vocoder. Without a vocoder it only encodes."""
+    """Encoder with finite scalar quantiser, and what makes sound of its tokens."""
 
-    config: CodecConfig
     encoder: Encoder
-    decoder: Decoder
-    vocoder: Vocoder | None = None
+    renderer: Renderer
+
+    @property
+    def config(self) -> CodecConfig:
+        return self.renderer.config
 
     @property
     def frame_rate(self) -> float:
@@ -83,7 +88,7 @@ class FsqCodec:
 
     @property
     def vocab_size(self) -> int:
-        return Fsq(self.config.levels).vocab_size
+        return self.config.vocab_size
 
     @property
     def sample_rate(self) -> int:
@@ -91,61 +96,39 @@ class FsqCodec:
 
     @property
     def receptive_field(self) -> int:
-        """Every layer reaches half a kernel; a frame of the inverse STFT reaches half its hops."""
-        config = self.config
-        reach, overlap = config.kernel // 2, config.vocoder_fft // config.hop // 2
-        frames = reach * (config.refiner_layers + config.vocoder_layers) + overlap
-        return reach * config.decoder_layers + -(-frames // config.stack)
+        return self.renderer.receptive_field
 
     @functools.cached_property
     def _coding(self) -> tuple[nnx.GraphDef, nnx.State]:
         return nnx.split(self.encoder)  # once: splitting anew adds a quarter to the time of a short window
 
-    @functools.cached_property
-    def _sounding(self) -> tuple[nnx.GraphDef, nnx.State, nnx.GraphDef, nnx.State]:
-        return *nnx.split(self.decoder), *nnx.split(self.vocoder)
-
     def encode(self, wave_P: np.ndarray) -> np.ndarray:
         """Float32 mono wave [P] -> int32 tokens [ceil(P / 320)]; the last token is filled up with silence."""
         wave_P = features.check_wave(wave_P, self.sample_rate, self.sample_rate)
         count = -(-len(wave_P) // self.config.token_samples)
-        padded = np.zeros((1, _bucket(count) * self.config.token_samples), np.float32)
+        padded = np.zeros((1, bucket(count) * self.config.token_samples), np.float32)
         padded[0, : len(wave_P)] = wave_P
         return np.asarray(_encode(self.config, *self._coding, padded, count))[0, :count]
 
     def decode(self, tokens_T: np.ndarray) -> np.ndarray:
         """Int tokens [T] -> float32 wave [T * 320]; no tokens make an empty wave."""
-        tokens_T = np.asarray(tokens_T, np.int32)
-        if tokens_T.ndim != 1:
-            raise ValueError(f"expected tokens [T] of one utterance, got shape {tokens_T.shape}")
-        if tokens_T.size and not 0 <= tokens_T.min() <= tokens_T.max() < self.vocab_size:
-            raise ValueError(f"tokens {tokens_T.min()}..{tokens_T.max()} are not all in 0..{self.vocab_size - 1}")
-        if self.vocoder is None:
-            raise ValueError("this codec was saved before its vocoder was trained: it encodes only")
-        if not tokens_T.size:
-            return np.zeros(0, np.float32)
-        padded = np.zeros((1, _bucket(len(tokens_T))), np.int32)
-        padded[0, : len(tokens_T)] = tokens_T
-        wave_BP = _decode(self.config, *self._sounding, padded, len(tokens_T))
-        return np.asarray(wave_BP)[0, : len(tokens_T) * self.config.token_samples]
+        return self.renderer.decode(tokens_T)
+
+    def like(self, wave_P: np.ndarray) -> "FsqCodec":
+        return dataclasses.replace(self, renderer=self.renderer.like(wave_P))
 
     def save(self, folder: str | Path) -> None:
         """Writes `codec.json` and one float16 safetensors file per part."""
         with codec_folder(folder, "fsq", dataclasses.asdict(self.config)) as fresh:
-            for name in ("encoder", "decoder", "vocoder"):
-                if part := getattr(self, name):
-                    save_weights(part, fresh / f"{name}.safetensors")
+            save_weights(self.encoder, fresh / "encoder.safetensors")
+            self.renderer.save(fresh)
 
     @classmethod
     def load(cls, folder: Path, config: dict[str, Any]) -> "FsqCodec":
         """What `save` wrote; any mismatch is an error that names the parameter and both shapes."""
         codec = new_codec(configs.from_dict(CodecConfig, config), seed=None)
         load_weights(codec.encoder, folder / "encoder.safetensors")
-        load_weights(codec.decoder, folder / "decoder.safetensors")
-        if not (folder / "vocoder.safetensors").exists():
-            return dataclasses.replace(codec, vocoder=None)
-        load_weights(codec.vocoder, folder / "vocoder.safetensors")
-        return codec
+        return cls(codec.encoder, codec.renderer.loaded(folder))
 
 
 @contextlib.contextmanager
@@ -183,32 +166,15 @@ def load_codec(folder: str | Path) -> Codec:
 def new_codec(config: CodecConfig, seed: int | None) -> FsqCodec:
     """An untrained codec; without a seed one of shapes alone, whose weights are to be loaded."""
 
-    def parts() -> tuple[Encoder, Decoder, Vocoder]:
-        rngs = nnx.Rngs(seed or 0)
-        return Encoder(config, rngs=rngs), Decoder(config, rngs=rngs), Vocoder(config, rngs=rngs)
+    def encoder() -> Encoder:
+        return Encoder(config, rngs=nnx.Rngs(seed or 0))
 
-    return FsqCodec(config, *(nnx.eval_shape(parts) if seed is None else parts()))
-
-
-def _bucket(count: int) -> int:
-    return BUCKET // 2 if count <= BUCKET // 2 else -(-count // BUCKET) * BUCKET
-
-
-def _mask(length: int, valid: jax.Array) -> jax.Array:
-    return (jnp.arange(length)[None] < valid).astype(jnp.float32)
+    return FsqCodec(nnx.eval_shape(encoder) if seed is None else encoder(), new_renderer(config, seed))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _encode(config: CodecConfig, graph: nnx.GraphDef, state: nnx.State, wave_BP: jax.Array, valid: int) -> jax.Array:
     encoder = nnx.merge(graph, state)
     mel_BFM = features.log_mel(wave_BP, config.sample_rate, config.n_fft, config.hop, config.mels)
-    digits_BTD = encoder(mel_BFM, _mask(wave_BP.shape[1] // config.token_samples, valid))
+    digits_BTD = encoder(mel_BFM, token_mask(wave_BP.shape[1] // config.token_samples, valid))
     return Fsq(config.levels).tokens(digits_BTD)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1, 3))
-def _decode(config, decoder_graph, decoder_state, vocoder_graph, vocoder_state, tokens_BT, valid) -> jax.Array:
-    mask_BT = _mask(tokens_BT.shape[1], valid)
-    digits_BTD = Fsq(config.levels).digits(tokens_BT)
-    mel_BFM = nnx.merge(decoder_graph, decoder_state)(digits_BTD, mask_BT)
-    return nnx.merge(vocoder_graph, vocoder_state)(mel_BFM, jnp.repeat(mask_BT, config.stack, axis=1))

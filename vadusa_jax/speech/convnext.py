@@ -34,12 +34,17 @@ class ConvNeXt(nnx.Module):
         self.norm = nnx.LayerNorm(width, rngs=rngs)
         self.leave = nnx.Linear(width, outputs, rngs=rngs)
 
-    def __call__(self, x_BTC: jax.Array, mask_BT: jax.Array) -> jax.Array:
+    def __call__(self, x_BTC: jax.Array, mask_BT: jax.Array, tint_B1C: jax.Array | float = 0.0) -> jax.Array:
+        """`tint_B1C` is added everywhere before the first block."""
+        return self.leave(self.norm(self.states(x_BTC, mask_BT, tint_B1C)[-1]))
+
+    def states(self, x_BTC: jax.Array, mask_BT: jax.Array, tint_B1C: jax.Array | float = 0.0) -> list[jax.Array]:
+        """What each block gives."""
         mask_BT1 = mask_BT[..., None]
-        h_BTC = self.enter(x_BTC) * mask_BT1
+        states = [(self.enter(x_BTC) + tint_B1C) * mask_BT1]
         for block in self.blocks:
-            h_BTC = block(h_BTC, mask_BT1)
-        return self.leave(self.norm(h_BTC))
+            states.append(block(states[-1], mask_BT1))
+        return states
 
 
 def shifted_sum(h_BTC: jax.Array, taps_KC: jax.Array) -> jax.Array:

@@ -1,7 +1,8 @@
 """Log-mel <-> tokens: an encoder, a finite scalar quantiser (Mentzer et al., 2023, arXiv 2309.15505) and a decoder.
 
 The quantiser has no code book to train: each of its few latent dimensions is squashed to a range and rounded to one of
-`levels[d]` integers; a token is the mixed-radix number those integers spell.
+`levels[d]` integers; a token is the mixed-radix number those integers spell. The decoder can be told who speaks, by the
+timbre of a reference, so that the tokens need not say it.
 """
 
 import dataclasses
@@ -51,14 +52,15 @@ class Fsq:
 
 @dataclasses.dataclass(frozen=True)
 class CodecConfig:
-    """Sizes of the codec. Frames are `hop` samples; a token is `stack` frames."""
+    """Sizes of a codec. Frames are `hop` samples; a token is `stack` frames."""
 
     sample_rate: int = 16_000
     hop: int = 160
     n_fft: int = 1024
     mels: int = 80
     stack: int = 2
-    levels: tuple[int, ...] = (8, 5, 5, 5)
+    levels: tuple[int, ...] = (8, 5, 5, 5)  # (): the tokens are those of another codec,
+    vocab: int = 0  # which has so many
     kernel: int = 7
     expansion: int = 3
     encoder_width: int = 256
@@ -69,11 +71,21 @@ class CodecConfig:
     vocoder_width: int = 256
     vocoder_layers: int = 8
     vocoder_fft: int = 640
+    timbre: int = 0  # numbers that tell who speaks, taken from a reference; 0: it is always the same speaker
+    timbre_width: int = 128
+    timbre_layers: int = 2
 
     def __post_init__(self):
         object.__setattr__(self, "levels", tuple(self.levels))  # JSON knows only lists
         if self.vocoder_fft % self.hop:
             raise ValueError(f"vocoder_fft {self.vocoder_fft} must be a multiple of hop {self.hop}")
+        if bool(self.levels) == bool(self.vocab):
+            raise ValueError(f"either levels {self.levels} or vocab {self.vocab} says what a token is")
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens are 0 .. vocab_size - 1."""
+        return self.vocab or Fsq(self.levels).vocab_size
 
     @property
     def token_samples(self) -> int:
@@ -107,16 +119,46 @@ class Encoder(nnx.Module):
         return self.fsq.round(self.body(stacked, mask_BT))
 
 
-class Decoder(nnx.Module):
-    """Digits [B, T, D] -> log-mel [B, T * stack, M]."""
+class Timbre(nnx.Module):
+    """Log-mel [B, F, M] of a reference -> its timbre [B, E], a mean over time of unit size; what it says is lost."""
 
     def __init__(self, config: CodecConfig, *, rngs: nnx.Rngs):
-        self.fsq, self.stack = Fsq(config.levels), config.stack
-        width, sizes = config.decoder_width, (config.kernel, config.expansion, rngs)
-        self.body = ConvNeXt(len(config.levels), width * config.stack, width, config.decoder_layers, *sizes)
-        self.refiner = ConvNeXt(width, config.mels, width, config.refiner_layers, *sizes)
+        self.body = ConvNeXt(
+            config.mels, config.timbre, config.timbre_width, config.timbre_layers, config.kernel, config.expansion, rngs
+        )
+        self.usual = nnx.Param(jnp.zeros(config.timbre))  # of who speaks where no reference is given
 
-    def __call__(self, digits_BTD: jax.Array, mask_BT: jax.Array) -> jax.Array:
-        h_BTC = self.body(self.fsq.centre(digits_BTD), mask_BT)
+    def __call__(self, mel_BFM: jax.Array, mask_BF: jax.Array) -> jax.Array:
+        h_BFE = self.body(to_unit(mel_BFM), mask_BF) * mask_BF[..., None]
+        return unit_size(h_BFE.sum(axis=1) / mask_BF.sum(axis=1, keepdims=True))
+
+
+def unit_size(timbre: jax.Array) -> jax.Array:
+    """A timbre [..., E] with a root mean square of one."""
+    return timbre * jax.lax.rsqrt(jnp.square(timbre).mean(axis=-1, keepdims=True) + 1e-6)
+
+
+class Decoder(nnx.Module):
+    """What tokens stand for, [B, T, D], and the timbre [B, E] of who says it -> log-mel [B, T * stack, M]."""
+
+    def __init__(self, config: CodecConfig, *, rngs: nnx.Rngs):
+        self.levels, self.stack = config.levels, config.stack
+        width, sizes = config.decoder_width, (config.kernel, config.expansion, rngs)
+        if config.vocab:
+            self.embedding = nnx.Embed(config.vocab, width, rngs=rngs)
+        self.body = ConvNeXt(len(config.levels) or width, width * config.stack, width, config.decoder_layers, *sizes)
+        self.refiner = ConvNeXt(width, config.mels, width, config.refiner_layers, *sizes)
+        self.tints = nnx.List([nnx.Linear(config.timbre, width, rngs=rngs) for _ in range(2 * bool(config.timbre))])
+
+    def embed(self, tokens_BT: jax.Array) -> jax.Array:
+        """Tokens as the decoder takes them."""
+        if not self.levels:
+            return self.embedding(tokens_BT)
+        fsq = Fsq(self.levels)
+        return fsq.centre(fsq.digits(tokens_BT))
+
+    def __call__(self, x_BTD: jax.Array, mask_BT: jax.Array, timbre_BE: jax.Array | None = None) -> jax.Array:
+        body, refiner = (tint(timbre_BE)[:, None] for tint in self.tints) if self.tints else (0.0, 0.0)
+        h_BTC = self.body(x_BTD, mask_BT, body)
         h_BFC = h_BTC.reshape(len(h_BTC), h_BTC.shape[1] * self.stack, -1)
-        return from_unit(self.refiner(h_BFC, jnp.repeat(mask_BT, self.stack, axis=1)))
+        return from_unit(self.refiner(h_BFC, jnp.repeat(mask_BT, self.stack, axis=1), refiner))

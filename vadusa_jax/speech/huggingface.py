@@ -115,6 +115,9 @@ class HubCodec:
         """Tokens [T] of the first codebook -> float32 wave, as well as that codebook alone can tell it."""
         return self.decode_all(np.asarray(tokens_T)[None])
 
+    def like(self, wave_P: np.ndarray) -> "HubCodec":
+        return self
+
     def decode_all(self, tokens_QT: np.ndarray) -> np.ndarray:
         """Tokens [Q, T] of the first Q codebooks, any Q -> float32 wave [T * sample_rate / frame_rate]."""
         tokens_QT = np.asarray(tokens_QT, np.int64)

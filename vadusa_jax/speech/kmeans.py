@@ -135,7 +135,10 @@ class KmeansCodec:
         return self.centres.nearest(self.features.extract(wave_P))
 
     def decode(self, tokens_T: np.ndarray) -> np.ndarray:
-        raise ValueError("k-means tokens are encoded only: a vocoder trained on them makes them audible")
+        raise ValueError("k-means tokens are encoded only: `train_codec sound` makes them audible")
+
+    def like(self, wave_P: np.ndarray) -> "KmeansCodec":
+        return self
 
     def save(self, folder: str | Path) -> None:
         """Writes `codec.json`, the centres and the feature model."""
