@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from vadusa_jax.config import DataConfig, ModelConfig
 from vadusa_jax.data import batches, dataset
-from vadusa_jax.text import SEP, Vocabulary
+from vadusa_jax.decode.prompts import SpeechPrompt, text_prompt
+from vadusa_jax.text import SEP, SPACE, Vocabulary
 
 MODEL = ModelConfig(speech_vocab=50, text_vocab=128)
 TEXT = MODEL.eos + 1
@@ -90,6 +91,41 @@ def test_a_record_longer_than_a_row_is_named_before_training(data):
     longest = max(TRAIN, key=lambda record: len(record.phones) + len(record.speech))
     with pytest.raises(ValueError, match=rf"{longest.id} takes \d+ positions and a row has 64.*row_length"):
         batches.train_batches(dataclasses.replace(data, row_length=64), MODEL)
+
+
+def test_a_speech_prompt_is_laid_out_as_decoding_begins_with_it():
+    before, after = ({"phones": np.array(p), "speech": np.array(s)} for p, s in (([7, 8], [3, 4, 5]), ([9], [6])))
+    learned = batches.sequence(batches.prompted(before, after, space=2), MODEL)
+    given = text_prompt([9], SEP, MODEL, SpeechPrompt((7, 8, 2), (3, 4, 5)))
+    assert learned["tokens"].tolist() == [*given, 6]
+    assert learned["mask"].tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 1]
+
+
+def test_prompts_are_of_the_same_speaker_and_every_record_is_said_once(tmp_path):
+    rng, facts = np.random.default_rng(5), dataset.CodecFacts(MODEL.speech_vocab, 50.0, 16_000)
+    spoken = [
+        dataclasses.replace(record, speaker=f"s{rng.integers(4)}")
+        for record in records(80, 3, phones=(5, 40), speech=(20, 120))
+    ]
+    alone = dataclasses.replace(spoken[0], id="alone", speaker="alone")
+    dataset.write_dataset(tmp_path / "tokens", {"train": [*spoken, alone]}, Vocabulary.english(), facts)
+    data = DataConfig(dir=str(tmp_path / "tokens"), row_length=256, batch_rows=2, prompt_share=0.7)
+    rows, by_id = batches.Rows(data, MODEL, "train", shuffle=True), {r.id: r for r in [*spoken, alone]}
+    made = [[by_id[rows.name(n)] for n in rows.records(i)] for row in rows.plan for i in row.tolist()]
+    assert sorted(parts[-1].id for parts in made) == sorted(by_id)
+    pairs = [parts for parts in made if len(parts) == 2]
+    assert 0.5 < len(pairs) / len(made) < 0.9
+    assert all(before.speaker == after.speaker and before.id != after.id for before, after in pairs)
+    space = Vocabulary.english().encode(SPACE)[0]
+
+    def said(parts: list[dataset.TokenRecord]) -> tuple[int, ...]:
+        phones = [int(p) + TEXT for i, part in enumerate(parts) for p in ([space] if i else []) + part.phones.tolist()]
+        return (*phones, SEP + TEXT, *(int(token) for part in parts for token in part.speech), MODEL.eos)
+
+    found = [sequence for row in rows.plan for sequence in unpack(rows.batch([row]))]
+    assert sorted(found) == sorted(map(said, made))
+    stream = batches.train_batches(data, MODEL)
+    assert len(stream.names(1)) >= len(unpack(next(stream)))
 
 
 def test_unpacking_the_dev_rows_gives_back_every_sequence_once(data):

@@ -16,9 +16,10 @@ from toys import toy_codec
 from vadusa_jax.speech import BadAudio, features, load_codec, read_audio
 from vadusa_jax.speech.convnext import shifted_sum
 from vadusa_jax.speech.fsq import CodecConfig, Fsq
-from vadusa_jax.speech.recordings import BatchSizes, Recording, crops, sentence_rows
+from vadusa_jax.speech.recordings import BatchSizes, Recording, References, crops, sentence_rows
+from vadusa_jax.speech.rendered import RenderedCodec, sizes_for
 from vadusa_jax.speech.renderer import BUCKET
-from vadusa_jax.speech.training import CodecTraining, train_tokens, train_vocoder
+from vadusa_jax.speech.training import CodecTraining, train_decoder, train_tokens, train_vocoder
 
 SMALL = CodecConfig(
     encoder_width=16, encoder_layers=2, decoder_width=16, decoder_layers=1, refiner_layers=1, vocoder_width=16,
@@ -284,6 +285,80 @@ def test_batches_repeat_by_seed():
 def test_sentences_that_fit_no_row_are_an_error():
     with pytest.raises(ValueError, match=r"row_seconds 0\.1"):
         next(sentence_rows(recordings(), SMALL, BatchSizes(row_seconds=0.1)))
+
+
+# timbre
+
+
+def test_the_timbre_is_of_the_reference_and_moves_the_sound_alone(tmp_path):
+    codec = toy_codec(dataclasses.replace(SMALL, timbre=8, timbre_width=16, timbre_layers=1))
+    tokens_T, reference_P = codec.encode(noise(9000)), noise(5000, seed=1)
+    other = codec.like(reference_P)
+    assert (other.encode(noise(9000)) == tokens_T).all()
+    assert np.abs(other.decode(tokens_T) - codec.decode(tokens_T)).max() > 1e-3
+    timbre_E = other.renderer.timbre_E
+    assert np.square(timbre_E).mean() == pytest.approx(1.0, rel=1e-3)
+    longer_P = np.concatenate([reference_P, np.zeros(0, np.float32)])
+    np.testing.assert_allclose(codec.like(longer_P).renderer.timbre_E, timbre_E, atol=1e-5)
+    codec.save(tmp_path / "codec")
+    again = load_codec(tmp_path / "codec").like(reference_P)
+    np.testing.assert_allclose(again.decode(tokens_T), other.decode(tokens_T), atol=2e-2)
+    with pytest.raises(BadAudio):
+        codec.like(np.zeros(3, np.float32))
+
+
+def test_a_codec_of_one_speaker_is_like_itself(codec):
+    assert codec.like(noise(4000)).renderer is codec.renderer
+
+
+def test_references_are_of_the_same_speaker_and_not_the_sentence_itself():
+    spoken = [
+        dataclasses.replace(r, speaker="ab"[i % 2], wave_P=np.full(4000, i, np.float32))
+        for i, r in enumerate(recordings())
+    ]
+    references, rng = References(spoken, SMALL, BatchSizes(reference_seconds=0.5)), np.random.default_rng(0)
+    for i in [*range(9)] * 5:
+        drawn = references.draw(i, rng)
+        assert len(drawn) == 8000 and (drawn == drawn[0]).all() and drawn[0] != i and drawn[0] % 2 == i % 2
+
+
+# other codecs
+
+
+class Loudness:
+    """A codec of one bit: whether there is sound."""
+
+    frame_rate, vocab_size, sample_rate, receptive_field = 25.0, 2, 16_000, 0
+
+    def encode(self, wave_P: np.ndarray) -> np.ndarray:
+        frames = np.resize(wave_P, (-(-len(wave_P) // 640), 640))
+        return (np.abs(frames).max(axis=1) > 0.01).astype(np.int32)
+
+
+@pytest.mark.slow
+def test_the_tokens_of_any_codec_become_audible():
+    seconds = np.arange(RATE) / RATE
+    beep = (0.3 * np.sin(2 * np.pi * 700 * seconds) * (seconds < 0.5)).astype(np.float32)
+    inner = Loudness()
+    sizes = sizes_for(inner, SMALL)
+    assert (sizes.hop, sizes.stack, sizes.vocab, sizes.levels) == (160, 4, 2, ())
+    training = CodecTraining(
+        steps=150, batch=BatchSizes(row_seconds=1.0, rows=1, crops=2, crop_tokens=12, margin_tokens=4),
+        judge_width=8, judge_layers=1,
+    )  # fmt: skip
+    tones = [Recording(beep, [1], tokens_T=inner.encode(beep))] * 2
+    renderer, told = train_decoder(tones, sizes, training)
+    codec, _ = train_vocoder(RenderedCodec(inner, renderer), tones, training)
+    assert told["mel"] < 1.0
+    made = codec.decode(codec.encode(beep))
+    assert len(made) == RATE and np.abs(made[:7000]).mean() > 5 * np.abs(made[9000:]).mean()
+
+
+def test_a_codec_whose_tokens_are_no_whole_frames_is_named():
+    inner = Loudness()
+    inner.frame_rate = 33.3
+    with pytest.raises(ValueError, match="not a whole number of frames"):
+        sizes_for(inner, SMALL)
 
 
 @pytest.mark.slow

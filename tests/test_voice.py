@@ -14,6 +14,7 @@ from vadusa_jax.decode.tree import TreeError
 from vadusa_jax.evaluation.clips import split_speakable
 from vadusa_jax.evaluation.testsets import Sentence
 from vadusa_jax.model.folder import save_lm
+from vadusa_jax.speech import BadAudio
 from vadusa_jax.text import Line, UnspeakableText
 from vadusa_jax.voice import Voice
 from vadusa_jax.weights import WeightsError
@@ -101,6 +102,37 @@ def test_what_cannot_be_spoken_is_set_aside_with_the_reason(voice):
     assert [s.text for s in kept] == ["Hello there.", "Good bye."]
     assert [s.id for s, _ in set_aside] == ["1", "2", "3"]
     assert "letters" in set_aside[0][1] and "max_length of 512" in set_aside[2][1]
+
+
+# speech prompts
+
+
+@pytest.fixture(scope="module")
+def speaker(voice) -> Voice:
+    wave_P = 0.1 * np.random.default_rng(0).standard_normal(voice.codec.sample_rate).astype(np.float32)
+    return voice.like(wave_P, "Here I am.", "me.wav")
+
+
+def test_a_prompt_is_continued_and_never_heard(voice, speaker):
+    plain, exact = (speaker.speak(TEXTS, parse_mode(mode), seed=1) for mode in ("ar", "exact:nodes=8"))
+    for a, b, without in zip(plain, exact, voice.speak(TEXTS, EXACT, seed=1), strict=True):
+        assert a.tokens.tolist() == b.tokens.tolist() != without.tokens.tolist()
+        assert len(a.wave) == len(a.tokens) * voice.codec.sample_rate / voice.codec.frame_rate
+        assert len(a.tokens) <= 40
+    streamed = np.concatenate(list(speaker.stream(TEXTS[0], EXACT, seed=1)))
+    np.testing.assert_allclose(streamed, exact[0].wave, atol=1e-4)
+
+
+def test_a_prompt_that_is_too_long_is_named_with_its_seconds_and_the_limit(voice, speaker):
+    """Case 17."""
+    with pytest.raises(TooLong, match=r"me\.wav takes 7\.0 s, at most 6 s are allowed"):
+        voice.like(np.ones(7 * voice.codec.sample_rate, np.float32), "Here I am.", "me.wav")
+    with pytest.raises(TooLong, match=r"the speech prompt takes \d+ positions.*take a shorter prompt"):
+        speaker.speak(["A long way to go. " * 60], EXACT)
+    with pytest.raises(UnspeakableText):
+        voice.like(np.ones(voice.codec.sample_rate, np.float32), "...")
+    with pytest.raises(BadAudio):
+        voice.like(np.zeros(0, np.float32), "Here I am.")
 
 
 # folders

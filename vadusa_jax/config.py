@@ -81,6 +81,7 @@ class DecodeConfig:
     extra_tokens: int = 75  # and at most extra_tokens + tokens_per_phone * n; then it ends: `length`
     tokens_per_phone: float = 6.0
     phones_per_piece: int = 200  # long text is cut at sentence ends; a longer sentence is cut inside
+    prompt_seconds: float = 6.0  # of a speech prompt, at most: what was trained on
     repeat_limit: int = 100  # one token this often in a row ends with `repeat`
     typical_eps: float = 0.09  # typical acceptance (arXiv 2401.10774)
     typical_alpha: float = 0.3
@@ -96,6 +97,7 @@ class DataConfig:
     row_length: int = 512  # positions of one packed row
     batch_rows: int = 8  # rows per step, over all devices
     packing_bins: int = 64  # rows that are open at a time while records are packed
+    prompt_share: float = 0.0  # of the training records that follow another one of the same speaker, as after a prompt
     corrupt_share: float = 0.01  # of a split; more corrupt records than that are an error
     seed: int = 0
 

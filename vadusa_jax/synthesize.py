@@ -2,6 +2,7 @@
 
     python -m vadusa_jax.synthesize --text "Good morning." --out out/speech
     python -m vadusa_jax.synthesize --text_file lines.txt --mode tolerance --tolerance 3 --out out/speech
+    python -m vadusa_jax.synthesize --text "Good morning." --prompt me.wav --prompt_text "What I say there."
 
 Writes one WAV per text (0000.wav, 0001.wav, ...) and `spoken.json`. A text is spoken sentence by sentence. In a file
 every line is a text; blank lines are skipped, and lines that cannot be spoken are skipped, counted and named with the
@@ -21,6 +22,7 @@ from tqdm import tqdm
 
 from vadusa_jax.decode.modes import HELP, Mode, parse_mode
 from vadusa_jax.decode.prompts import TooLong, token_limit
+from vadusa_jax.speech import read_audio
 from vadusa_jax.text import Line, UnspeakableText
 from vadusa_jax.voice import DEMO_MODEL, Spoken, Voice
 
@@ -45,11 +47,18 @@ _LOOKAHEAD = flags.DEFINE_integer(
     "With --stream: tokens known before sound is made; fewer: sooner, less exact.",
     lower_bound=0,
 )
+_PROMPT = flags.DEFINE_string("prompt", None, "Recording of whoever is to speak, of a few seconds; any audio file.")
+_PROMPT_TEXT = flags.DEFINE_string("prompt_text", None, "What is said in --prompt.")
 _OUT = flags.DEFINE_string("out", "out/speech", "Folder for the WAVs.")
 
 
 def main(_) -> None:
     voice, texts = with_settings(Voice.load(_MODEL.value)), list(_TEXT.value)
+    if bool(_PROMPT.value) != bool(_PROMPT_TEXT.value):
+        raise app.UsageError("--prompt and --prompt_text go together: a recording, and what is said in it")
+    if _PROMPT.value:
+        wave_P = read_audio(_PROMPT.value, voice.codec.sample_rate)
+        voice = voice.like(wave_P, _PROMPT_TEXT.value, _PROMPT.value)
     pieces = [voice.pieces(text) for text in texts]
     if _TEXT_FILE.value:
         skipped = []
@@ -116,7 +125,7 @@ def speakable_pieces(voice: Voice, text: str) -> list[Line]:
     """The sentences of a text; raises UnspeakableText, or TooLong for a word longer than the model's room."""
     pieces = voice.pieces(text)
     for piece in pieces:
-        token_limit(len(piece.phones), voice.config.decode, voice.config.model)
+        token_limit(len(piece.phones), voice.config.decode, voice.config.model, voice.prompt)
     return pieces
 
 

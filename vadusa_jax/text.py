@@ -17,6 +17,7 @@ from pathlib import Path
 
 VOCABULARY = "vocabulary.json"  # a vocabulary saved in a folder
 PAD, SEP = 0, 1
+SPACE = " "  # the phone between words
 VERSION = 1
 _SPECIALS = ("<pad>", "<sep>")
 _MARKS = ",.?!"

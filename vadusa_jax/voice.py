@@ -18,7 +18,7 @@ from vadusa_jax.decode import transitions
 from vadusa_jax.decode.draft import Drafter, DraftLM, Viterbi, head_drafter
 from vadusa_jax.decode.loop import Settings
 from vadusa_jax.decode.modes import Mode, parse_mode
-from vadusa_jax.decode.prompts import TooLong, make_settings, text_prompts, token_limit
+from vadusa_jax.decode.prompts import NO_PROMPT, SpeechPrompt, TooLong, make_settings, text_prompts, token_limit
 from vadusa_jax.decode.queue import decode_each
 from vadusa_jax.decode.state import Prompts
 from vadusa_jax.decode.stream import stream_tokens
@@ -27,7 +27,7 @@ from vadusa_jax.model.folder import WEIGHTS, load_lm
 from vadusa_jax.model.heads import SpeechLM
 from vadusa_jax.model.nar import Nar, fill, load_nar
 from vadusa_jax.speech import Codec, load_codec, stream
-from vadusa_jax.text import SEP, VOCABULARY, Line, UnspeakableText, Vocabulary, phonemize, split_sentences
+from vadusa_jax.text import SEP, SPACE, VOCABULARY, Line, UnspeakableText, Vocabulary, phonemize, split_sentences
 
 CODEC, DRAFT, NAR = "codec", "draft", "nar"  # folders in a voice's folder
 DEMO_MODEL = Path(__file__).parent / "assets" / "demo"
@@ -60,6 +60,7 @@ class Voice:
     log_transition_VV: np.ndarray | None = None  # of neighbouring speech tokens, for Viterbi
     draft: SpeechLM | None = None  # a small language model that drafts for this one
     nar: Nar | None = None  # fills in the other codebooks of a codec with several
+    prompt: SpeechPrompt = NO_PROMPT  # what was said before, by whoever is to speak
 
     def __post_init__(self):
         model = self.config.model
@@ -88,6 +89,26 @@ class Voice:
             transitions.load_transitions(folder),
             load_lm(folder / DRAFT)[1] if (folder / DRAFT).exists() else None,
             load_nar(folder / NAR) if (folder / NAR).exists() else None,
+        )
+
+    def like(self, wave_P: np.ndarray, text: str, name: str = "the prompt") -> "Voice":
+        """This voice as whoever says `text` in a mono wave at the codec's rate: it goes on from there, in that timbre.
+
+        What is spoken afterwards never holds the prompt itself. How far a voice follows depends on what it was trained
+        on (`data.prompt_share`).
+
+        Raises BadAudio, UnspeakableText, TooLong beyond `decode.prompt_seconds`, and ValueError for a voice with a
+        stage for more codebooks.
+        """
+        seconds, most = len(wave_P) / self.codec.sample_rate, self.config.decode.prompt_seconds
+        if seconds > most:
+            raise TooLong(f"{name} takes {seconds:.1f} s, at most {most:g} s are allowed: cut it, and its text with it")
+        if self.nar:
+            raise ValueError("a voice with several codebooks takes no speech prompt")
+        phones = self.vocabulary.encode(phonemize(text) + SPACE)
+        speech = self.codec.encode(wave_P).tolist()
+        return dataclasses.replace(
+            self, codec=self.codec.like(wave_P), prompt=SpeechPrompt(tuple(phones), tuple(speech))
         )
 
     def speak(
@@ -172,13 +193,13 @@ class Voice:
         Raises UnspeakableText if nothing in it can be pronounced.
         """
         decode, positions = self.config.decode, self.config.model.max_length
-        room = int((positions - 1 - decode.extra_tokens) / (1 + decode.tokens_per_phone))
+        room = int((positions - len(self.prompt) - 1 - decode.extra_tokens) / (1 + decode.tokens_per_phone))
         return split_sentences(text, max(1, min(decode.phones_per_piece, room)))
 
     def complaint(self, text: str) -> str | None:
         """Why the text cannot be spoken (nothing to pronounce, too long), or None."""
         try:
-            token_limit(len(phonemize(text)), self.config.decode, self.config.model)
+            token_limit(len(phonemize(text)), self.config.decode, self.config.model, self.prompt)
         except (UnspeakableText, TooLong) as error:
             return str(error)
         return None
@@ -186,7 +207,8 @@ class Voice:
     def prompts(self, lines: Sequence[Line], seed: int) -> Prompts:
         """The lines as one batch for the decode loop; a text's own bytes number its row."""
         numbers = [zlib.crc32(line.text.encode()) for line in lines]
-        return text_prompts([self.vocabulary.encode(line.phones) for line in lines], SEP, numbers, seed, self.config)
+        phones = [self.vocabulary.encode(line.phones) for line in lines]
+        return text_prompts(phones, SEP, numbers, seed, self.config, self.prompt)
 
     def settings(
         self, mode: Mode, heads: int | None = None, batch: int = 1, decode: DecodeConfig | None = None

@@ -1,8 +1,10 @@
 """Token records -> packed rows: shuffled, shared out between processes, repeated, resumable at any step.
 
-A sequence is `[phones] SEP [speech] EOS`; a row holds several of them one after another. Every row array is [B, T]:
-`tokens` and `targets` (the next token), `mask` (1 where the target is a speech token or EOS), `segments` (1, 2, ...
-in a row, 0 for padding) and `positions` (from 0 in every segment). EOS is only ever a target, never an input.
+A sequence is `[phones] SEP [speech] EOS`; a row holds several of them one after another. With a speech prompt, another
+record of the same speaker, it is `[phones of the prompt] space [phones] SEP [speech of the prompt] [speech] EOS`, and
+all its speech is learned, as in VALL-E (arXiv 2301.02111, section 4.3). Every row array is [B, T]: `tokens` and
+`targets` (the next token), `mask` (1 where the target is a speech token or EOS), `segments` (1, 2, ... in a row, 0 for
+padding) and `positions` (from 0 in every segment). EOS is only ever a target, never an input.
 """
 
 import zlib
@@ -14,9 +16,9 @@ import numpy as np
 from absl import logging
 
 from vadusa_jax.config import DataConfig, ModelConfig
-from vadusa_jax.data.dataset import CodecFacts, open_dataset, record_lengths
-from vadusa_jax.data.packing import first_fit
-from vadusa_jax.text import PAD, SEP, Vocabulary
+from vadusa_jax.data.dataset import CodecFacts, open_dataset, record_lengths, record_speakers
+from vadusa_jax.data.packing import first_fit, pair_up
+from vadusa_jax.text import PAD, SEP, SPACE, Vocabulary
 
 Batch = dict[str, np.ndarray]
 _FOREVER = 2**62  # steps; grain counts in 64 bits
@@ -24,6 +26,14 @@ _FOREVER = 2**62  # steps; grain counts in 64 bits
 
 class CorruptData(ValueError):
     """So many records are corrupt that the rest is another dataset."""
+
+
+def prompted(
+    prompt: Mapping[str, np.ndarray], record: Mapping[str, np.ndarray], space: int
+) -> Mapping[str, np.ndarray]:
+    """One record that says both, one after the other; `space` is the text symbol between them."""
+    phones = np.concatenate([prompt["phones"], [space], record["phones"]])
+    return {"phones": phones, "speech": np.concatenate([prompt["speech"], record["speech"]])}
 
 
 def sequence(record: Mapping[str, np.ndarray], model: ModelConfig) -> Batch:
@@ -62,7 +72,12 @@ class Rows:
                 f"record {self.name(i)} takes {length_N[i]} positions and a row has {data.row_length}: "
                 "raise data.row_length, or prepare the tokens again with a smaller --row_length"
             )
-        self._length_N = length_N
+        self._length_N, self._space = length_N, vocabulary.encode(SPACE)[0]
+        self._before_N = np.full(len(length_N), -1)
+        if shuffle and data.prompt_share:
+            speaker_N = record_speakers(data.dir, split, self._source)
+            self._before_N = pair_up(length_N, speaker_N, data.prompt_share, data.row_length, data.seed)
+            length_N = length_N + np.where(self._before_N >= 0, length_N[self._before_N], 0)
         order = np.flatnonzero(length_N)
         for i in np.flatnonzero(length_N == 0):
             self._sequence(int(i))  # says why
@@ -101,16 +116,22 @@ class Rows:
                 start = here[1].stop
         return batch
 
+    def records(self, i: int) -> list[int]:
+        """The records that sequence `i` is made of: the speech prompt, if it has one, and record `i`."""
+        return [*([int(self._before_N[i])] if self._before_N[i] >= 0 else []), i]
+
     def _sequence(self, i: int) -> Batch | None:
-        try:
-            record = self._source[i]
-            found, planned = sequence(record, self._model), self._length_N[i]
-            if len(found["tokens"]) != planned:
-                raise ValueError(f"it takes {len(found['tokens'])} positions, {planned} when it was written")
-        except Exception as error:  # see `name`
-            self._leave_out(self.name(i), f"{type(error).__name__}: {error}")
-            return None
-        return found
+        read = []
+        for number in self.records(i):
+            try:
+                read.append(self._source[number])
+                length = len(sequence(read[-1], self._model)["tokens"])
+                if length != self._length_N[number]:
+                    raise ValueError(f"it takes {length} positions, {self._length_N[number]} when it was written")
+            except Exception as error:  # see `name`
+                self._leave_out(self.name(number), f"{type(error).__name__}: {error}")
+                return None
+        return sequence(prompted(*read, self._space) if len(read) > 1 else read[0], self._model)
 
     def _leave_out(self, name: str, reason: str) -> None:
         if name in self.corrupt:
@@ -154,7 +175,7 @@ class TrainBatches(Iterator[Batch]):
     def names(self, step: int) -> list[str]:
         """The records in the batch of training step 1, 2, ..., those of all processes."""
         rows = self._plan(step - 1, range(self._batch_rows))
-        return [self._rows.name(i) for row in rows for i in row.tolist()]
+        return [self._rows.name(n) for row in rows for i in row.tolist() for n in self._rows.records(i)]
 
     @property
     def fingerprint(self) -> int:

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import shutil
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -150,22 +151,28 @@ def _read(folder: Path) -> Mapping[str, Sequence[dict]]:
 
 
 def record_lengths(folder: str | os.PathLike, split: str, source: Sequence[dict]) -> np.ndarray:
-    """Positions that each record of a split takes, `[phones] SEP [speech]`; 0 if it cannot be read.
+    """Positions that each record of a split takes, `[phones] SEP [speech]`; 0 if it cannot be read."""
+    return _kept_beside(Path(folder) / f"{split}.lengths.npy", source, _length)
 
-    They are kept beside the records, so that only the first call reads all of them.
-    """
-    file = Path(folder) / f"{split}.lengths.npy"
-    if file.exists() and len(length_N := np.load(file)) == len(source):
-        return length_N
-    length_N = np.array([_length(source, i) for i in range(len(source))], np.int32)
+
+def record_speakers(folder: str | os.PathLike, split: str, source: Sequence[dict]) -> np.ndarray:
+    """A number for each record of a split that is the same for the same speaker; 0 if it cannot be read."""
+    return _kept_beside(Path(folder) / f"{split}.speakers.npy", source, _speaker)
+
+
+def _kept_beside(file: Path, source: Sequence[dict], measure: Callable[[Sequence[dict], int], int]) -> np.ndarray:
+    """What is measured of each record, kept in a file so that only the first call reads all of them."""
+    if file.exists() and len(found_N := np.load(file)) == len(source):
+        return found_N
+    found_N = np.array([measure(source, i) for i in range(len(source))], np.int32)
     aside = file.with_name(f"{file.name}.{os.getpid()}")  # several processes may do this at once
     try:
         with aside.open("wb") as out:
-            np.save(out, length_N)
+            np.save(out, found_N)
         aside.replace(file)
     except OSError:
         logging.warning("%s cannot be written: the records are read through at every start", file)
-    return length_N
+    return found_N
 
 
 def _length(source: Sequence[dict], i: int) -> int:
@@ -174,3 +181,10 @@ def _length(source: Sequence[dict], i: int) -> int:
     except Exception:  # array_record and tfds have no error type of their own; whoever reads the record says why
         return 0
     return len(record["phones"]) + 1 + len(record["speech"])
+
+
+def _speaker(source: Sequence[dict], i: int) -> int:
+    try:
+        return zlib.crc32(source[i]["speaker"]) & 0x7FFFFFFF  # numbers that do not depend on who else is there
+    except Exception:  # see `_length`
+        return 0

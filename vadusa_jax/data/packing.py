@@ -6,6 +6,8 @@ processes there are, a step's number says which records it holds, and no state h
 
 import numpy as np
 
+TRIES = 8  # draws of a speech prompt that is short enough
+
 
 def first_fit(length_N: np.ndarray, order: np.ndarray, row_length: int, bins: int) -> list[np.ndarray]:
     """The numbers of the records of each row.
@@ -32,3 +34,22 @@ def first_fit(length_N: np.ndarray, order: np.ndarray, row_length: int, bins: in
         open_rows[best].append(number)
         room[best] -= length
     return [np.array(row, np.int32) for row in (*rows, *open_rows) if row]
+
+
+def pair_up(length_N: np.ndarray, speaker_N: np.ndarray, share: float, row_length: int, seed: int) -> np.ndarray:
+    """The number of the record that goes in front of each as its speech prompt, -1 for none.
+
+    A `share` of the records gets one, of the same speaker and such that both fit into a row: the first fitting one of a
+    few drawn. The same seed draws the same.
+    """
+    rng, before_N = np.random.default_rng(seed), np.full(len(length_N), -1)
+    for speaker in np.unique(speaker_N):
+        members = np.flatnonzero((speaker_N == speaker) & (length_N > 0))
+        chosen = members[rng.random(len(members)) < share]
+        if len(members) < 2 or not len(chosen):
+            continue
+        drawn_CK = members[rng.integers(len(members), size=(len(chosen), TRIES))]
+        fits_CK = (drawn_CK != chosen[:, None]) & (length_N[drawn_CK] + length_N[chosen][:, None] <= row_length)
+        first_C = drawn_CK[np.arange(len(chosen)), np.argmax(fits_CK, axis=1)]
+        before_N[chosen] = np.where(fits_CK.any(axis=1), first_C, -1)
+    return before_N

@@ -1,5 +1,6 @@
 """Phones to prompts: the batch that the decode loop takes, in a few padded shapes so that few are compiled."""
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -18,7 +19,22 @@ PROMPT_BUCKET, LEAST_SLOTS = 64, 256
 
 
 class TooLong(ValueError):
-    """A text that leaves no room for speech."""
+    """A text, or a speech prompt, that leaves no room for speech."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SpeechPrompt:
+    """What a speaker has said already: its phones, as ids in the vocabulary of text symbols with a space behind them,
+    and its speech tokens. A text that follows is said in that voice (VALL-E, arXiv 2301.02111)."""
+
+    phones: tuple[int, ...] = ()
+    speech: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.phones) + len(self.speech)
+
+
+NO_PROMPT = SpeechPrompt()
 
 
 def make_settings(tree: Tree, rule: Rule, decode: DecodeConfig, coupled: bool = True) -> Settings:
@@ -27,29 +43,37 @@ def make_settings(tree: Tree, rule: Rule, decode: DecodeConfig, coupled: bool = 
     return Settings(tree, rule, decode.repeat_limit, decode.repeat_window, repeats, coupled)
 
 
-def text_prompt(phones: Sequence[int], separator: int, model: ModelConfig) -> list[int]:
-    """`[phones] SEP` in the model's vocabulary, from ids in the vocabulary of text symbols."""
-    return [model.eos + 1 + symbol for symbol in (*phones, separator)]
+def text_prompt(
+    phones: Sequence[int], separator: int, model: ModelConfig, prompt: SpeechPrompt = NO_PROMPT
+) -> list[int]:
+    """`[phones of the prompt] [phones] SEP [speech of the prompt]` in the model's vocabulary."""
+    return [*(model.eos + 1 + symbol for symbol in (*prompt.phones, *phones, separator)), *prompt.speech]
 
 
-def token_limit(phones: int, decode: DecodeConfig, model: ModelConfig) -> int:
+def token_limit(phones: int, decode: DecodeConfig, model: ModelConfig, prompt: SpeechPrompt = NO_PROMPT) -> int:
     """Most tokens that a text of so many phones may say, EOS included; raises TooLong when there is room for none."""
-    room = model.max_length - (phones + 1)
+    room = model.max_length - (len(prompt) + phones + 1)
     if room < 1:
+        speech = f" and the speech prompt takes {len(prompt)} positions" if prompt else ""
         raise TooLong(
-            f"the text has {phones} phones; with the separator the model's max_length of {model.max_length} positions "
-            "leaves no room for speech: split the text"
+            f"the text has {phones} phones{speech}; with the separator the model's max_length of {model.max_length} "
+            f"positions leaves no room for speech: split the text{', or take a shorter prompt' if prompt else ''}"
         )
     return min(room, decode.extra_tokens + int(decode.tokens_per_phone * phones))
 
 
 def text_prompts(
-    phones: Sequence[Sequence[int]], separator: int, row_numbers: Sequence[int], seed: int, config: Config
+    phones: Sequence[Sequence[int]],
+    separator: int,
+    row_numbers: Sequence[int],
+    seed: int,
+    config: Config,
+    prompt: SpeechPrompt = NO_PROMPT,
 ) -> Prompts:
-    """A batch of texts, each with the limits that its length gives; raises TooLong."""
-    limits = [token_limit(len(p), config.decode, config.model) for p in phones]
+    """A batch of texts behind a speech prompt, each with the limits that its own length gives; raises TooLong."""
+    limits = [token_limit(len(p), config.decode, config.model, prompt) for p in phones]
     least = [int(config.decode.least_per_phone * len(p)) for p in phones]
-    tokens = [text_prompt(p, separator, config.model) for p in phones]
+    tokens = [text_prompt(p, separator, config.model, prompt) for p in phones]
     return make_prompts(tokens, limits, row_numbers, seed, config.decode, least)
 
 
