@@ -1,7 +1,5 @@
 """Metrics: errors and their intervals, marks of real speech, acceptance."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,7 +13,8 @@ from vadusa_jax.decode.prompts import first_slots, make_prompts, make_settings
 from vadusa_jax.decode.state import FINISH
 from vadusa_jax.evaluation import metrics
 from vadusa_jax.evaluation.clips import Clip
-from vadusa_jax.evaluation.metrics import Errors, count_errors, wer_interval
+from vadusa_jax.evaluation.intervals import difference_interval, interval, pooled, ratio_interval
+from vadusa_jax.evaluation.metrics import Errors, count_errors
 from vadusa_jax.evaluation.scores import score
 from vadusa_jax.evaluation.testsets import load_testset
 
@@ -46,22 +45,22 @@ def test_interval_is_seeded_holds_the_estimate_and_shrinks_with_data():
     rng = np.random.default_rng(0)
 
     def sample(n):
-        return [Errors(words=10, word_errors=int(e)) for e in rng.poisson(1.0, n)]
+        return rng.poisson(1.0, n), np.full(n, 10)
 
     small, large = sample(30), sample(3000)
-    low, high = wer_interval(small)
-    assert (low, high) == wer_interval(small)
-    assert low < sum(small, Errors()).wer < high
-    assert np.diff(wer_interval(large)) < np.diff((low, high)) / 5
-    assert wer_interval(small[:1]) is None
+    low, high = interval(small)
+    assert (low, high) == interval(small)
+    assert low < pooled(small) < high
+    assert np.diff(interval(large)) < np.diff((low, high)) / 5
+    assert interval((small[0][:1], small[1][:1])) is None
 
 
-def test_paired_difference_cancels_what_two_systems_share():
-    rng = np.random.default_rng(0)
-    base = [Errors(words=10, word_errors=int(e)) for e in rng.poisson(3.0, 50)]
-    worse = [dataclasses.replace(e, word_errors=e.word_errors + 1) for e in base]
-    assert wer_interval(base, base) == (0.0, 0.0)
-    np.testing.assert_allclose(wer_interval(worse, base), (0.1, 0.1))
+def test_paired_comparison_cancels_what_two_systems_share():
+    errors, words = np.random.default_rng(0).poisson(3.0, 50), np.full(50, 10)
+    base = (errors, words)
+    assert difference_interval(base, base) == (0.0, 0.0)
+    np.testing.assert_allclose(difference_interval((errors + 1, words), base), (0.1, 0.1))
+    np.testing.assert_allclose(ratio_interval((2 * errors, words), base), (2.0, 2.0))
 
 
 # Real speech

@@ -46,21 +46,31 @@ def split_speakable(voice: Any, sentences: Iterable[Sentence]) -> tuple[list[Sen
     return kept, set_aside
 
 
-def reference_clips(sentences: Iterable[Sentence], codec: Any, out: Path) -> list[Clip]:
-    """The recordings of the sentences that have one, and the same through the codec."""
+def recorded(sentences: Iterable[Sentence]) -> list[Clip]:
+    """The recordings of the sentences that have one."""
+    return [Clip(s, TRUTH, 0, s.wave_P, s.sample_rate) for s in sentences if s.wave_P is not None]
+
+
+def reference_clips(sentences: Iterable[Sentence], codec: Any, out: Path | None = None) -> list[Clip]:
+    """The recordings of the sentences that have one, and the same through the codec, which go to `out`."""
     clips = []
-    for sentence in tqdm([s for s in sentences if s.wave_P is not None], "resynthesise", disable=None):
-        resynthesis_P = codec.decode(codec.encode(sentence.wave_P))
-        clips.append(Clip(sentence, TRUTH, 0, sentence.wave_P, sentence.sample_rate))
-        clips.append(Clip(sentence, CODEC, 0, resynthesis_P, codec.sample_rate))
-        save_wave(out / CODEC / f"{sentence.id}.wav", resynthesis_P, codec.sample_rate)
+    for truth in tqdm(recorded(sentences), "resynthesise", disable=None, leave=None):
+        resynthesis_P = codec.decode(codec.encode(truth.wave_P))
+        clips += [truth, Clip(truth.sentence, CODEC, 0, resynthesis_P, codec.sample_rate)]
+        if out:
+            save_wave(out / CODEC / f"{truth.sentence.id}.wav", resynthesis_P, codec.sample_rate)
     return clips
 
 
 def speak(
-    voice: Any, sentences: Sequence[Sentence], modes: Mapping[str, Any], seeds: int, out: Path, batch: int = 1
+    voice: Any,
+    sentences: Sequence[Sentence],
+    modes: Mapping[str, Any],
+    seeds: int,
+    out: Path | None = None,
+    batch: int = 1,
 ) -> list[Clip]:
-    """Speaks all sentences in all modes with seeds 0, 1, ...; each WAV is written as soon as it is spoken.
+    """Speaks all sentences in all modes with seeds 0, 1, ...; each WAV goes to `out` as soon as it is spoken.
 
     The modes take turns on every batch of sentences, so that a busy machine slows them all alike. A batch shares its
     wall time evenly.
@@ -68,12 +78,13 @@ def speak(
     clips = []
     groups = [sentences[i : i + batch] for i in range(0, len(sentences), batch)]
     turns = [(seed, group, name) for seed in range(seeds) for group in groups for name in modes]
-    for seed, group, name in tqdm(turns, "speak", disable=None):
+    for seed, group, name in tqdm(turns, "speak", disable=None, leave=None):
         texts = [sentence.text for sentence in group]
         spoken, wall_s = timed(lambda texts=texts, name=name, seed=seed: voice.speak(texts, modes[name], seed))
         for sentence, one in zip(group, spoken, strict=True):
             clips.append(Clip(sentence, name, seed, one.wave, one.sample_rate, one, wall_s / len(group)))
-            save_wave(out / file_name(name) / f"seed{seed}" / f"{sentence.id}.wav", one.wave, one.sample_rate)
+            if out:
+                save_wave(out / file_name(name) / f"seed{seed}" / f"{sentence.id}.wav", one.wave, one.sample_rate)
     return clips
 
 

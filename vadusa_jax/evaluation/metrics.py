@@ -1,4 +1,4 @@
-"""What is measured on speech: words understood, predicted quality, acceptance, and what chance could do to them.
+"""What is measured on speech: words understood, predicted quality, acceptance.
 
 The recogniser and the quality predictor come from the `[eval]` extra and are imported on first use, so that the
 speed figures need nothing but NumPy.
@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
-from scipy import stats
 
 SAMPLE_RATE = 16_000  # Hz, of the recogniser and of the quality predictor
 MOS_FLOOR = 1.0  # the worst mark of the scale, given to an utterance without any audio
@@ -91,40 +90,6 @@ def count_errors(reference: str, transcript: str) -> Errors:
         chars=chars.hits + chars.substitutions + chars.deletions,
         char_errors=chars.substitutions + chars.deletions + chars.insertions,
     )
-
-
-def wer_interval(
-    errors_U: Sequence[Errors], over_U: Sequence[Errors] | None = None, *, seed: int = 0
-) -> tuple[float, float] | None:
-    """95% bootstrap interval (low, high) of the WER, or of its difference to a second system.
-
-    Utterances are resampled whole, and the same ones for both systems (`over_U[i]` is the same sentence as
-    `errors_U[i]`), so the difference is a paired one. Sum an utterance's seeds first: repeats are not independent.
-    Fewer than two utterances have no interval: None.
-    """
-    if len(errors_U) < 2:
-        return None
-    counts = [np.array(column) for u in (errors_U, over_U) if u for column in zip(*map(_wer_counts, u), strict=True)]
-
-    def statistic(*counts, axis):
-        sums = [count.sum(axis) for count in counts]
-        wers = [errors / np.maximum(words, 1) for errors, words in zip(sums[::2], sums[1::2], strict=True)]
-        return wers[0] - sum(wers[1:])
-
-    interval = stats.bootstrap(
-        counts,
-        statistic,
-        paired=True,
-        vectorized=True,
-        n_resamples=2000,
-        method="percentile",
-        rng=np.random.default_rng(seed),
-    ).confidence_interval
-    return float(interval.low), float(interval.high)
-
-
-def _wer_counts(errors: Errors) -> tuple[int, int]:
-    return errors.word_errors, errors.words
 
 
 def dnsmos(wave_P: np.ndarray, sample_rate: int) -> float:

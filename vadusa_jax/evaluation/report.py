@@ -25,6 +25,10 @@ def _interval(value: Sequence[float]) -> str:
     return f"{100 * value[0]:.1f} to {100 * value[1]:.1f}"
 
 
+def _range(digits: int) -> Callable[[Sequence[float]], str]:
+    return lambda value: " to ".join(f"{end:.{digits}f}" for end in value)
+
+
 def _counts(value: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in value.items())
 
@@ -40,10 +44,13 @@ SPEED: Columns = {
     "tokens": ("tokens", str),
     "steps": ("steps", str),
     "tokens_per_step": ("tokens per step", _number(2)),
+    "tokens_per_step_interval": ("95% interval", _range(2)),
     "wall_s": ("wall s", _number(2)),
     "audio_s": ("audio s", _number(1)),
     "rtf": ("real-time factor", _number(3)),
+    "rtf_interval": ("95% interval", _range(3)),
     "speedup": ("speed-up over ar", _number(2)),
+    "speedup_interval": ("95% interval", _range(2)),
     "identical_to_ar": ("same as ar %", _percent),
     "finish_reasons": ("finish", _counts),
 }
@@ -58,7 +65,11 @@ QUALITY: Columns = {
     "wer_over_ar": ("over ar", _percent),
     "wer_over_ar_interval": ("95% interval", _interval),
     "cer": ("CER %", _percent),
+    "cer_interval": ("95% interval", _interval),
     "dnsmos": ("DNSMOS", _number(2)),
+    "dnsmos_interval": ("95% interval", _range(2)),
+    "dnsmos_over_ar": ("over ar", _number(2)),
+    "dnsmos_over_ar_interval": ("95% interval", _range(2)),
 }
 SUMMARY: Columns = {
     key: (SPEED | QUALITY)[key]
@@ -138,7 +149,7 @@ def report(title: str, facts: Mapping[str, Any], rows: Sequence[Mapping], uttera
             *(f"- {name}: {value}" for name, value in facts.items()),
             "\n## Words understood and predicted quality\n",
             markdown_table(rows, QUALITY),
-            "Intervals: bootstrap over utterances; differences are paired, in points of WER.\n",
+            "Intervals: bootstrap over utterances; differences are paired.\n",
             "## Speed\n",
             markdown_table(spoken, SPEED),
             "Wall time is text in to wave out, compilation excluded. Tokens include EOS, steps include the prefill.\n",

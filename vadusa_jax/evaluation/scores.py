@@ -2,9 +2,10 @@
 
 import collections
 import dataclasses
+import hashlib
 import itertools
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from vadusa_jax.evaluation import metrics
+from vadusa_jax.evaluation import intervals, metrics
 from vadusa_jax.evaluation.clips import TRUTH, Clip
 
 AR = "ar"  # the mode that speed-up and identity are measured against
@@ -22,6 +23,14 @@ KEYS = (
     *("tokens_per_step", "acceptance_histogram", "wall_s", "audio_s", "rtf", "speedup"),
     *("wer", "cer", "dnsmos", "finish_reasons", "identical_to_ar"),
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class Heard:
+    """What recogniser and quality predictor make of a wave."""
+
+    transcript: str
+    dnsmos: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,28 +43,40 @@ class Scored:
     dnsmos: float
 
 
-def score(clips: Sequence[Clip], recogniser: metrics.Recogniser) -> list[Scored]:
-    """Transcribes and marks every clip; equal waves (exact decoding beside AR) are listened to once."""
+def score(
+    clips: Sequence[Clip], recogniser: metrics.Recogniser, known: MutableMapping[str, Heard] | None = None
+) -> list[Scored]:
+    """Transcribes and marks every clip; equal waves (exact decoding beside AR) are listened to once.
 
-    def listen(clip: Clip) -> tuple[str, float]:
-        return recogniser.transcribe(clip.wave_P, clip.sample_rate), metrics.dnsmos(clip.wave_P, clip.sample_rate)
+    `known` is what was heard before, by `wave_key`; it gains what is new.
+    """
 
-    distinct = {clip.wave_P.tobytes(): clip for clip in clips}
+    def listen(clip: Clip) -> Heard:
+        wave = clip.wave_P, clip.sample_rate
+        return Heard(recogniser.transcribe(*wave), metrics.dnsmos(*wave))
+
+    known = {} if known is None else known
+    keys = [wave_key(clip) for clip in clips]
+    new = {key: clip for key, clip in zip(keys, clips, strict=True) if key not in known}
     with ThreadPoolExecutor(recogniser.cpu_threads) as pool:
-        heard = list(tqdm(pool.map(listen, distinct.values()), "listen", len(distinct), disable=None))
-    known = dict(zip(distinct, heard, strict=True))
-    scored = []
-    for clip in clips:
-        transcript, mos = known[clip.wave_P.tobytes()]
-        scored.append(Scored(clip, transcript, metrics.count_errors(clip.sentence.text, transcript), mos))
-    return scored
+        heard = list(tqdm(pool.map(listen, new.values()), "listen", len(new), disable=None, leave=None))
+    known.update(zip(new, heard, strict=True))
+    return [
+        Scored(clip, h.transcript, metrics.count_errors(clip.sentence.text, h.transcript), h.dnsmos)
+        for clip, h in ((clip, known[key]) for key, clip in zip(keys, clips, strict=True))
+    ]
 
 
-def conditions(voice: Any, mode: Any, batch: int) -> dict:
+def wave_key(clip: Clip) -> str:
+    """The same for equal waves."""
+    return hashlib.sha256(clip.wave_P.tobytes()).hexdigest()[:24]
+
+
+def conditions(voice: Any, mode: Any, batch: int, heads: int | None = None) -> dict:
     """What a mode runs with: rule, tree as fitted to this device, batch, compute type, device."""
     return {
         "rule": mode.rule.name,
-        "nodes": len(voice.trees.choose(mode)),
+        "nodes": len(voice.settings(mode, heads, batch).tree),
         "batch": batch,
         "dtype": jnp.dtype(voice.lm.backbone.dtype).name,
         "device": device(),
@@ -80,33 +101,33 @@ def rows(scored: Iterable[Scored], ran: Mapping[str, Mapping]) -> list[dict]:
     return made
 
 
+QUALITY = {  # what is summed over, and under, the line
+    "wer": (lambda one: one.errors.word_errors, lambda one: one.errors.words),
+    "cer": (lambda one: one.errors.char_errors, lambda one: one.errors.chars),
+    "dnsmos": (lambda one: one.dnsmos, lambda one: 1),
+}
+SPEED = {
+    "tokens_per_step": (lambda one: len(one.clip.spoken.block_of), lambda one: one.clip.spoken.steps),
+    "rtf": (lambda one: one.clip.wall_s, lambda one: one.clip.audio_s),  # below 1 is faster than speaking
+}
+
+
 def quality(group: Sequence[Scored], truth: Sequence[Scored] | None, ar: Sequence[Scored] | None) -> dict:
     """Error rates and predicted opinion of one mode, with intervals over utterances and paired differences."""
-    errors = per_utterance(group)
-    total = sum(errors.values(), metrics.Errors())
     row = {
-        "utterances": len(errors),
+        "utterances": len({one.clip.sentence.id for one in group}),
         "seeds": len({one.clip.seed for one in group}),
         "audio_s": sum(one.clip.audio_s for one in group),
-        "wer": total.wer,
-        "wer_interval": metrics.wer_interval(list(errors.values())),
-        "cer": total.cer,
-        "dnsmos": float(np.mean([one.dnsmos for one in group])),
     }
-    for name, other in (("truth", truth), ("ar", ar)):
-        if other and other is not group:
-            base = per_utterance(other)
-            row[f"wer_over_{name}"] = total.wer - sum(base.values(), metrics.Errors()).wer
-            row[f"wer_over_{name}_interval"] = metrics.wer_interval(list(errors.values()), [base[id] for id in errors])
+    for key, (above, below) in QUALITY.items():
+        own = rate(group, above, below)
+        row |= {key: intervals.pooled(own), f"{key}_interval": intervals.interval(own)}
+        for name, other in (("truth", truth), ("ar", ar)):
+            if other and other is not group:
+                base = rate(other, above, below)
+                row[f"{key}_over_{name}"] = intervals.pooled(own) - intervals.pooled(base)
+                row[f"{key}_over_{name}_interval"] = intervals.difference_interval(own, base)
     return row
-
-
-def per_utterance(group: Iterable[Scored]) -> dict[str, metrics.Errors]:
-    """Errors by sentence id, summed over seeds."""
-    errors = collections.defaultdict(metrics.Errors)
-    for one in group:
-        errors[one.clip.sentence.id] += one.errors
-    return dict(errors)
 
 
 def speed(group: Sequence[Scored], ar: Sequence[Scored] | None) -> dict:
@@ -116,22 +137,31 @@ def speed(group: Sequence[Scored], ar: Sequence[Scored] | None) -> dict:
     row = {
         "tokens": int(sum(block_sizes)),
         "steps": len(block_sizes),
-        "tokens_per_step": metrics.tokens_per_step(block_sizes),
         "acceptance_histogram": metrics.acceptance_histogram(block_sizes),
         "wall_s": sum(one.clip.wall_s for one in group),
-        "rtf": real_time_factor(group),
         "finish_reasons": dict(collections.Counter(s.finish for s in spoken)),
     }
+    for key, (above, below) in SPEED.items():
+        own = rate(group, above, below)
+        row |= {key: intervals.pooled(own), f"{key}_interval": intervals.interval(own)}
     if ar:
+        own, base = rate(group, *SPEED["rtf"]), rate(ar, *SPEED["rtf"])
         tokens_of = {(one.clip.sentence.id, one.clip.seed): one.clip.spoken.tokens for one in ar}
         same = [np.array_equal(o.clip.spoken.tokens, tokens_of[o.clip.sentence.id, o.clip.seed]) for o in group]
-        row |= {"speedup": real_time_factor(ar) / row["rtf"], "identical_to_ar": float(np.mean(same))}
+        row |= {
+            "speedup": intervals.pooled(base) / row["rtf"],
+            "speedup_interval": intervals.ratio_interval(base, own),
+            "identical_to_ar": float(np.mean(same)),
+        }
     return row
 
 
-def real_time_factor(group: Iterable[Scored]) -> float:
-    """Wall seconds per second of audio: below 1 is faster than speaking."""
-    return sum(one.clip.wall_s for one in group) / max(sum(one.clip.audio_s for one in group), 1e-9)
+def rate(group: Iterable[Scored], above: Callable[[Scored], float], below: Callable[[Scored], float]) -> intervals.Rate:
+    """One entry per utterance, in the order of their ids: the sums over its seeds."""
+    sums = collections.defaultdict(lambda: np.zeros(2))
+    for one in group:
+        sums[one.clip.sentence.id] += (above(one), below(one))
+    return tuple(np.array([sums[id] for id in sorted(sums)]).T)
 
 
 def device() -> str:
