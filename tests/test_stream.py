@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from toys import toy_codec
 
 from vadusa_jax.evaluation.testsets import load_testset
-from vadusa_jax.speech import codec as codecs
+from vadusa_jax.speech import renderer
 from vadusa_jax.speech import features, load_codec
 from vadusa_jax.speech.stream import FADE, render
 from vadusa_jax.voice import DEMO_MODEL
@@ -140,10 +140,10 @@ def test_the_first_sound_waits_for_its_lookahead_and_no_more():
 
 def test_nothing_is_compiled_after_the_first_long_utterance(speech_T):
     list(render(SHIPPED, [speech_T[:250]]))
-    compiled = codecs._decode._cache_size()
+    compiled = renderer._decode._cache_size()
     for count in (1, 40, 97, 250, 399):
         list(render(SHIPPED, chunked(speech_T[:count], [9] * 50)))
-    assert codecs._decode._cache_size() == compiled
+    assert renderer._decode._cache_size() == compiled
 
 
 @pytest.mark.parametrize("sizes", [{"lookahead": -1}, {"first": 0}, {"first": 9, "largest": 8}])
