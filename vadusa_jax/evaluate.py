@@ -3,7 +3,9 @@
     python -m vadusa_jax.evaluate --model M --texts heldout --modes ar,exact,tolerance:3 --seeds 3 --out out/evaluate
 
 Writes the WAVs, `report.md` with its pictures, `metrics.json` and `metrics.csv` (one row per mode), and
-`utterances.csv` (one row per WAV, worst first). A test set's recordings and their resynthesis frame the modes.
+`utterances.csv` (one row per WAV, worst first). A test set's recordings and their resynthesis frame the modes. With
+`--prompts` every sentence is said in the voice of one of the speakers of a corpus, in turn, and `speakers.csv` tells
+how alike the voices are.
 """
 
 import sys
@@ -14,8 +16,9 @@ from absl import app, flags, logging
 from vadusa_jax.decode.modes import parse_mode
 from vadusa_jax.evaluation import plots, report
 from vadusa_jax.evaluation.clips import reference_clips, speak, split_speakable
-from vadusa_jax.evaluation.metrics import Recogniser
+from vadusa_jax.evaluation.metrics import Recogniser, SpeakerEncoder
 from vadusa_jax.evaluation.scores import conditions, rows, score
+from vadusa_jax.evaluation.speakers import likeness, read_speakers
 from vadusa_jax.evaluation.testsets import read_sentences
 from vadusa_jax.voice import DEMO_MODEL, Voice
 
@@ -28,6 +31,7 @@ NODES = flags.DEFINE_integer(
 SEEDS = flags.DEFINE_integer("seeds", 3, "Every sentence is spoken with the seeds 0 to N-1.", lower_bound=1)
 BATCH = flags.DEFINE_integer("batch", 1, "Sentences decoded together.", lower_bound=1)
 LIMIT = flags.DEFINE_integer("limit", None, "Only the first N sentences.", lower_bound=1)
+PROMPTS = flags.DEFINE_string("prompts", None, "Corpus with prompts: one recording of each speaker, and its text.")
 OUT = flags.DEFINE_string("out", "out/evaluate", "Where the results go.")
 RECOGNISER = flags.DEFINE_string("recogniser", None, "Whisper model, name or folder; the bundled tiny.en by default.")
 CPU_THREADS = flags.DEFINE_integer("cpu_threads", 2, "Clips transcribed at the same time.", lower_bound=1)
@@ -45,13 +49,20 @@ def main(argv: list[str]) -> None:
     ran = {name: conditions(voice, mode, BATCH.value) for name, mode in modes.items()}
 
     clips = reference_clips(speakable, voice.codec, out / "wav")
-    clips += speak(voice, speakable, modes, SEEDS.value, out / "wav", BATCH.value)
+    speakers = read_speakers(voice, Path(PROMPTS.value)) if PROMPTS.value else []
+    for n, (as_speaker, name) in enumerate([(s.voice, s.name) for s in speakers] or [(voice, "")]):
+        own = speakable[n :: max(1, len(speakers))]
+        clips += speak(as_speaker, own, modes, SEEDS.value, out / "wav", BATCH.value, name)
     scored = score(clips, Recogniser(RECOGNISER.value, CPU_THREADS.value))
     table, utterances = rows(scored, ran), report.utterance_rows(scored)
+
+    alike = likeness(clips, speakers, SpeakerEncoder()) if speakers else []
 
     report.write_json(out / "metrics.json", table)
     report.write_csv(out / "metrics.csv", table)
     report.write_csv(out / "utterances.csv", utterances)
+    if alike:
+        report.write_csv(out / "speakers.csv", alike)
     plots.plot_acceptance(out / "acceptance.png", table)
     plots.plot_spectrograms(out / "spectrograms.png", [c for c in clips if c.spoken][: len(modes)])
     facts = {
@@ -60,8 +71,10 @@ def main(argv: list[str]) -> None:
         "recogniser": RECOGNISER.value or "Whisper tiny.en, int8, temperature 0",
     }
     facts |= {f"not spoken ({sentence.id})": why for sentence, why in set_aside}
-    report.write_text(out / "report.md", report.report("Evaluation", facts, table, utterances))
+    report.write_text(out / "report.md", report.report("Evaluation", facts, table, utterances, alike))
     print(report.markdown_table(table, report.SUMMARY))
+    if alike:
+        print(report.markdown_table(alike, report.SPEAKERS))
     print(f"Report: {out / 'report.md'}, with its pictures and tables beside it\nWAVs:   {out / 'wav'}/MODE/seedN/")
 
 

@@ -28,6 +28,7 @@ class Clip:
     sample_rate: int
     spoken: Any = None
     wall_s: float = 0.0
+    speaker: str = ""  # whose prompt it follows
 
     @property
     def audio_s(self) -> float:
@@ -69,6 +70,7 @@ def speak(
     seeds: int,
     out: Path | None = None,
     batch: int = 1,
+    speaker: str = "",
 ) -> list[Clip]:
     """Speaks all sentences in all modes with seeds 0, 1, ...; each WAV goes to `out` as soon as it is spoken.
 
@@ -82,7 +84,7 @@ def speak(
         texts = [sentence.text for sentence in group]
         spoken, wall_s = timed(lambda texts=texts, name=name, seed=seed: voice.speak(texts, modes[name], seed))
         for sentence, one in zip(group, spoken, strict=True):
-            clips.append(Clip(sentence, name, seed, one.wave, one.sample_rate, one, wall_s / len(group)))
+            clips.append(Clip(sentence, name, seed, one.wave, one.sample_rate, one, wall_s / len(group), speaker))
             if out:
                 save_wave(out / file_name(name) / f"seed{seed}" / f"{sentence.id}.wav", one.wave, one.sample_rate)
     return clips

@@ -6,6 +6,7 @@ speed figures need nothing but NumPy.
 
 import dataclasses
 import functools
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 
@@ -100,6 +101,22 @@ def dnsmos(wave_P: np.ndarray, sample_rate: int) -> float:
     if not wave_P.size:
         return MOS_FLOOR
     return float(predictor.run(np.clip(wave_P, -1, 1).astype(np.float32), sample_rate)["ovrl_mos"])
+
+
+class SpeakerEncoder:
+    """Who speaks, as a unit vector: Resemblyzer's encoder (Wan et al., arXiv 1710.10467), extra `[speakers]`."""
+
+    def __init__(self):
+        with warnings.catch_warnings(action="ignore"):  # its voice detector asks for pkg_resources, which will go
+            from resemblyzer import VoiceEncoder, preprocess_wav
+
+        self._encoder, self._preprocess = VoiceEncoder("cpu", verbose=False), preprocess_wav
+
+    def __call__(self, wave_P: np.ndarray, sample_rate: int) -> np.ndarray:
+        """The vector [256] of a mono float32 wave of any rate, of its speech alone where there is any."""
+        wave_P = np.asarray(wave_P, np.float32)
+        speech_P = self._preprocess(wave_P, source_sr=sample_rate)
+        return self._encoder.embed_utterance(speech_P if len(speech_P) else wave_P)
 
 
 def blocks(block_of: np.ndarray, steps: int) -> np.ndarray:

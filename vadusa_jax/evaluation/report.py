@@ -71,6 +71,16 @@ QUALITY: Columns = {
     "dnsmos_over_ar": ("over ar", _number(2)),
     "dnsmos_over_ar_interval": ("95% interval", _range(2)),
 }
+SPEAKERS: Columns = {
+    "mode": ("mode", str),
+    "speakers": ("speakers", str),
+    "clips": ("clips", str),
+    "own": ("like its own prompt", _number(2)),
+    "own_interval": ("95% interval", _range(2)),
+    "others": ("like the others", _number(2)),
+    "pairs": ("more like its own %", _percent),
+    "pairs_interval": ("95% interval", _interval),
+}
 SUMMARY: Columns = {
     key: (SPEED | QUALITY)[key]
     for key in ("mode", "nodes", "batch", "device", "dtype", "tokens", "tokens_per_step", "wall_s", "rtf", "speedup")
@@ -140,8 +150,18 @@ WORST: Columns = {
 }
 
 
-def report(title: str, facts: Mapping[str, Any], rows: Sequence[Mapping], utterances: Sequence[Mapping]) -> str:
+def report(
+    title: str,
+    facts: Mapping[str, Any],
+    rows: Sequence[Mapping],
+    utterances: Sequence[Mapping],
+    speakers: Sequence[Mapping] = (),
+) -> str:
     """The page that a reader opens first; the pictures are expected beside it."""
+    if speakers:
+        followed = ["## Speakers\n", markdown_table(speakers, SPEAKERS), "Cosines of speaker embeddings.\n"]
+    else:
+        followed = []
     spoken = [row for row in rows if row["tokens"]]
     return "\n".join(
         [
@@ -150,6 +170,7 @@ def report(title: str, facts: Mapping[str, Any], rows: Sequence[Mapping], uttera
             "\n## Words understood and predicted quality\n",
             markdown_table(rows, QUALITY),
             "Intervals: bootstrap over utterances; differences are paired.\n",
+            *followed,
             "## Speed\n",
             markdown_table(spoken, SPEED),
             "Wall time is text in to wave out, compilation excluded. Tokens include EOS, steps include the prefill.\n",
