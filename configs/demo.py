@@ -1,4 +1,6 @@
-"""The demo model: 5 M parameters of backbone, 2 M of draft heads, one voice, an hour on two CPU cores.
+"""The demo model: 5 M parameters of backbone, 2 M of draft heads, an hour on two CPU cores.
+
+Half of the sentences are learned behind another one of the same speaker, so that the voice can go on from a prompt.
 
     bash launch/demo_train.sh --minutes 90
 
@@ -19,6 +21,8 @@ def get_config() -> ConfigDict:
     from vadusa_jax.config import Config
 
     config = ConfigDict(dataclasses.asdict(Config()))
-    config.train.steps = 2400
-    config.data.batch_rows = 4
+    config.train.steps = 5000
+    config.data.row_length = 1024
+    config.data.batch_rows = 2
+    config.data.prompt_share = 0.5
     return config

@@ -5,7 +5,8 @@
 #
 #   --minutes N  bounds all training together (default 120): a fifth for the codec, a fifth for its vocoder, the rest
 #                for backbone and heads
-#   --hours H    hours of speech to make (default 16; a model of this size overfits on 5)
+#   --hours H    hours of speech to make (default 16; a model of this size overfits on 5); where flite and espeak-ng are
+#                installed (apt-get install flite espeak-ng), each of their voices adds 1.5
 #   --out DIR    where everything goes (default out/demo_train); the finished voice is DIR/voice
 #   --dry-run    prints the commands and runs none of them
 #
@@ -58,7 +59,7 @@ stage() { # stage NAME "INPUTS" MODULE FLAGS...: python -m vadusa_jax.MODULE mak
 CODEC_MINUTES=$(((MINUTES + 4) / 5))
 MODEL_MINUTES=$((MINUTES > 2 * CODEC_MINUTES ? MINUTES - 2 * CODEC_MINUTES : 1))
 
-stage corpus "" prepare corpus --hours "$HOURS" --out "$OUT/corpus"
+stage corpus "" prepare corpus --hours "$HOURS" --speakers all --out "$OUT/corpus"
 stage codec "corpus" train_codec --corpus "$OUT/corpus" --out "$OUT/codec" \
     --minutes_codec "$CODEC_MINUTES" --minutes_vocoder "$CODEC_MINUTES"
 stage tokens "corpus codec" prepare tokens --corpus "$OUT/corpus" --codec "$OUT/codec" --out "$OUT/tokens"
