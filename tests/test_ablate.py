@@ -164,15 +164,14 @@ def test_a_changed_voice_makes_its_cells_stale(study, subject, folder, table, tm
     assert fingerprint(changed) == subject.fingerprint
     trees = json.loads((changed / "trees.json").read_text())
     for fitted in trees["trees"].values():
-        fitted["tree"] = [[], [0], [1], [2], *fitted["tree"][len(fitted["tree"]) :]]
-        fitted["expected_T"] = fitted["expected_T"][:4]
+        fitted["tree"], fitted["expected_T"] = [[], [0], [1], [2]], fitted["expected_T"][:4]
     (changed / "trees.json").write_text(json.dumps(trees))
     before = set(study.folder.iterdir())
     other = Subject("toy", Voice.load(changed), fingerprint(changed))
     cells = [Cell("exact:nodes=4", None, DECODE)]
-    first = list(ablation.run(study, other, cells))
+    *_, row = ablation.run(study, other, cells)
     assert len(set(study.folder.iterdir()) - before) == 2  # the references and the cell
-    assert first[-1]["steps"] >= table[4]["steps"] and first[-1]["tokens"] == table[4]["tokens"]
+    assert row["steps"] != table[4]["steps"] and row["tokens"] == table[4]["tokens"]
 
 
 @pytest.mark.parametrize("change", [{"batch": 1}, {"seeds": 2}, {"heard_by": "another"}, {"sentences": []}])
