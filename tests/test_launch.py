@@ -89,15 +89,46 @@ def test_dry_run_prints_every_stage_and_does_nothing(pipeline, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_every_flag_is_one_that_its_entry_point_defines(pipeline):
-    _, ran = pipeline("--dry-run")
-    for line in ran.stdout.splitlines():
+def check_flags(dry_run):
+    """Every flag of every printed command is one that its entry point defines, and none that it needs is missing."""
+    for line in dry_run.splitlines():
         module = re.search(r"-m vadusa_jax\.(\w+)", line)[1]
         source = (ROOT / "vadusa_jax" / f"{module}.py").read_text(encoding="utf-8")
         defined = set(re.findall(r"""DEFINE_\w+\(\s*"(\w+)\"""", source))
         required = set(re.findall(r"""DEFINE_\w+\(\s*"(\w+)\"[^)]*required=True""", source))
         given = set(re.findall(r" --(\w+)", line))
         assert required <= given <= defined, line
+
+
+def test_every_flag_is_one_that_its_entry_point_defines(pipeline):
+    _, ran = pipeline("--dry-run")
+    check_flags(ran.stdout)
+
+
+@pytest.mark.parametrize(
+    ("script", "environment", "modules"),
+    [
+        ("ablate_tolerance", {"DRAFT": "out/draft"}, ["ablate", "ablate"]),
+        ("ablate_heads", {"MODELS": "a=out/a,b=out/b"}, ["ablate"]),
+        (
+            "ablate_heads",
+            {"TRAIN": 1, "HEADS": "2 4", "DATA": "out/tokens", "CODEC": "out/codec", "TRAIN_FLAGS": "--minutes 9"},
+            ["train", "fit_tree", "export"] * 2 + ["ablate"],
+        ),
+    ],
+)
+def test_ablations_print_their_commands(script, environment, modules, tmp_path):
+    path, out = ROOT / "launch" / f"{script}.sh", tmp_path / "out"
+    ran = bash(path, "--dry-run", "--cpu_threads=1", OUT=out, VADUSA_VENV=tmp_path / "none", **environment)
+    assert ran.returncode == 0 and not out.exists(), ran.stderr
+    assert re.findall(r"-m vadusa_jax\.(\w+)", ran.stdout) == modules
+    check_flags(ran.stdout)
+
+
+@pytest.mark.parametrize("environment", [{"HEADS": "many"}, {"NODES": "0"}, {"TRAIN": "1", "DATA": ""}])
+def test_an_ablation_names_a_bad_setting(environment, tmp_path):
+    ran = bash(ROOT / "launch" / "ablate_heads.sh", "--dry-run", VADUSA_VENV=tmp_path / "none", **environment)
+    assert ran.returncode == 2 and next(iter(environment)) in ran.stderr
 
 
 def test_finished_stages_are_skipped(pipeline):

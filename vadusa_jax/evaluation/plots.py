@@ -36,7 +36,7 @@ def plot_acceptance(path: Path, rows: Sequence[Mapping]) -> None:
         axis.set_xlabel("tokens committed in one pass")
         axis.spines[["top", "right"]].set_visible(False)
     axes[0, 0].set_ylabel("% of passes")
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def plot_speed(path: Path, rows: Sequence[Mapping]) -> None:
@@ -65,7 +65,7 @@ def plot_speed(path: Path, rows: Sequence[Mapping]) -> None:
             axis.set_ylim(0, 1.1 * axis.dataLim.y1)
             axis.spines[["top", "right"]].set_visible(False)
     figure.suptitle(rows[0]["device"], fontsize=9)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _line(axis: plt.Axes, rows: Sequence[Mapping], key: str, label: str) -> None:
@@ -117,7 +117,7 @@ def plot_spectrograms(path: Path, clips: Sequence[Clip]) -> None:
         frameon=False,
     )
     figure.suptitle(f"“{clips[0].sentence.text}”")
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def plot_trees(path: Path, fitted: Mapping[str, FittedTree]) -> None:
@@ -133,7 +133,7 @@ def plot_trees(path: Path, fitted: Mapping[str, FittedTree]) -> None:
         figure.colorbar(order, ax=axis, label="node, in order of growth")
         chosen = ", ".join(f"{nodes} nodes on {where}" for where, nodes in f.nodes.items())
         axis.set(title=f"{name}: {chosen}", ylabel="depth", xticks=[], yticks=range(0, -f.tree.depth - 1, -1))
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _leaf_positions(tree: Tree) -> np.ndarray:
@@ -159,7 +159,8 @@ def _block_colours(largest: int) -> Callable[[Any], np.ndarray]:
     return lambda sizes: plt.get_cmap("viridis")(np.asarray(sizes) / max(largest, 1) * 0.95)
 
 
-def _save(figure: plt.Figure, path: Path) -> None:
+def save_figure(figure: plt.Figure, path: Path) -> None:
+    """Writes a PNG whole or not at all, and closes the figure."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     figure.savefig(partial, dpi=150, format="png")
