@@ -1,4 +1,4 @@
-"""The notebooks: clean in git, nothing but calls of the package, and each runs to its end on a machine without a screen."""
+"""The notebooks: clean in git, nothing but calls of the package, and each runs to its end without a screen."""
 
 import ast
 import json
