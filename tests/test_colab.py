@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ NOTEBOOKS = sorted((ROOT / "colab").glob("*.ipynb"))
 ALLOWED = {*sys.stdlib_module_names, "vadusa_jax", "configs", "jax", "numpy", "matplotlib", "IPython", "ipywidgets"}
 SMALL = {  # what is set in the cell of settings
     "demo": {"TEXT": "Good morning.", "NODES": 4, "MODES": ["ar", "exact", "tolerance:3"], "TOLERANCES": [1, 3]},
+    "ablation": {"MODES": "exact,tolerance:3", "NODES": "4", "HEADS": "1,2", "LIMIT": 2},
     "train_tiny": {"SENTENCES": 12, "STEPS": 4, "EVERY": 2, "WIDTH": 16, "LAYERS": 1, "NODES": 4, "TEXT": "Yes."},
 }
 
@@ -80,11 +82,10 @@ def run(cache, tmp_path, monkeypatch):
     def execute(name, **settings):
         notebook = nbformat.read(ROOT / "colab" / f"{name}.ipynb", as_version=4)
         (cell,) = (cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", ()))
-        unknown = [key for key in settings if f"\n{key} = " not in f"\n{cell.source}" and key not in cell.source]
-        assert not unknown, unknown
+        assert set(settings) <= set(re.findall(r"\w+", cell.source))  # no setting that the notebook does not have
         cell.source += "".join(f"\n{key} = {value!r}" for key, value in settings.items())
         folder = tmp_path / name
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": folder}}).execute()
         assert "Traceback" not in json.dumps(notebook)  # widgets show errors and go on
         return notebook
@@ -103,6 +104,15 @@ def test_demo(run, tmp_path):
     assert {path.name for path in (tmp_path / "out").iterdir()} >= {"ar", "spectrograms.png", "step.png"}
     assert shown(done, "text/html") >= 5  # a player for each mode and tolerance
     assert shown(done, "image/png") >= 2
+
+
+@pytest.mark.slow
+def test_ablation_draws_a_fresh_run_and_then_its_table_alone(run, tmp_path):
+    settings = SMALL["ablation"] | {"MODELS": f"toy={toy_voice(tmp_path / 'toy')}"}
+    run("ablation", **settings, OUT=str(tmp_path / "out"))
+    done = run("ablation", CSV=str(tmp_path / "out" / "ablation.csv"), OUT=str(tmp_path / "again"))
+    assert set(os.listdir(tmp_path / "again")) == {"heads.png", "tolerance.png", "tradeoff.png"}
+    assert shown(done, "image/png") == 3 and "ground_truth" in json.dumps(done)
 
 
 @pytest.mark.slow

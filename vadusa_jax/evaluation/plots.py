@@ -156,7 +156,7 @@ def plot_step(path: Path, clip: Clip, steps: Sequence[Step], number: int | None 
 def _story(clip: Clip) -> str:
     """The way from the text to the drafts, in words."""
     text = textwrap.fill(f"“{clip.sentence.text}”", 34)
-    phones = textwrap.shorten(clip.spoken.phones, 40, placeholder=" ...")
+    phones = textwrap.shorten(clip.spoken.phones, 34, placeholder=" ...")
     return f"{text}\n→ phones: {phones}\n→ backbone → the next token\n→ draft heads → guesses behind it"
 
 
