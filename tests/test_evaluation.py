@@ -208,7 +208,8 @@ def test_report_files(measured, tmp_path):
     report.write_json(tmp_path / "metrics.json", table)
     assert [row["mode"] for row in json.loads((tmp_path / "metrics.json").read_text())] == [r["mode"] for r in table]
     report.write_csv(tmp_path / "metrics.csv", table)
-    assert len((tmp_path / "metrics.csv").read_text().splitlines()) == 1 + len(table)
+    for row, read in zip(table, report.read_csv(tmp_path / "metrics.csv"), strict=True):
+        assert read == {key: row.get(key) for key in read} and set(row) <= set(read)
     page = report.report("A title", {"sentences": 2}, table, utterances)
     assert "words \\| again" in page and "- sentences: 2" in page
 

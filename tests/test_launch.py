@@ -89,9 +89,29 @@ def test_dry_run_prints_every_stage_and_does_nothing(pipeline, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def check_flags(dry_run):
+def figures(*arguments):
+    """What readme_figures.sh would run: a command by its name."""
+    ran = bash(ROOT / "launch" / "readme_figures.sh", "--dry-run", *arguments)
+    assert ran.returncode == 0, ran.stderr
+    return dict(line.split(": ", 1) for line in ran.stdout.splitlines())
+
+
+def test_the_readme_names_the_command_of_every_figure():
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").replace("\\\n", "").split())
+    assert [name for name, command in figures().items() if command not in readme] == []
+    for picture in re.findall(r"!\[[^]]*\]\(([^)]+)\)", readme):
+        assert picture in " ".join(figures().values()) and (ROOT / picture).stat().st_size < 150_000
+
+
+def test_single_figures_can_be_asked_for():
+    assert list(figures("how", "decode")) == ["how", "decode"]
+    ran = bash(ROOT / "launch" / "readme_figures.sh", "--dry-run", "hwo")
+    assert ran.returncode == 2 and "hwo" in ran.stderr and "heldout" in ran.stderr
+
+
+def check_flags(commands):
     """Every flag of every printed command is one that its entry point defines, and none that it needs is missing."""
-    for line in dry_run.splitlines():
+    for line in commands:
         module = re.search(r"-m vadusa_jax\.(\w+)", line)[1]
         source = (ROOT / "vadusa_jax" / f"{module}.py").read_text(encoding="utf-8")
         defined = set(re.findall(r"""DEFINE_\w+\(\s*"(\w+)\"""", source))
@@ -102,7 +122,7 @@ def check_flags(dry_run):
 
 def test_every_flag_is_one_that_its_entry_point_defines(pipeline):
     _, ran = pipeline("--dry-run")
-    check_flags(ran.stdout)
+    check_flags([*ran.stdout.splitlines(), *figures().values()])
 
 
 @pytest.mark.parametrize(
@@ -122,7 +142,7 @@ def test_ablations_print_their_commands(script, environment, modules, tmp_path):
     ran = bash(path, "--dry-run", "--cpu_threads=1", OUT=out, VADUSA_VENV=tmp_path / "none", **environment)
     assert ran.returncode == 0 and not out.exists(), ran.stderr
     assert re.findall(r"-m vadusa_jax\.(\w+)", ran.stdout) == modules
-    check_flags(ran.stdout)
+    check_flags(ran.stdout.splitlines())
 
 
 @pytest.mark.parametrize("environment", [{"HEADS": "many"}, {"NODES": "0"}, {"TRAIN": "1", "DATA": ""}])

@@ -1,12 +1,14 @@
 """Rows and clips -> pictures: how many tokens a pass commits, where in the sentence it does, and what that gains."""
 
 import os
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import numpy as np
+from PIL import Image
 from scipy import signal
 
 from vadusa_jax.decode.tree import Tree
@@ -14,6 +16,7 @@ from vadusa_jax.decode.trees import FittedTree
 from vadusa_jax.evaluation import metrics
 from vadusa_jax.evaluation.clips import Clip
 from vadusa_jax.evaluation.scores import AR
+from vadusa_jax.evaluation.steps import Step
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -96,15 +99,9 @@ def plot_spectrograms(path: Path, clips: Sequence[Clip]) -> None:
         layout="constrained",
     )
     for (spectrum, strip), clip, sizes in zip(axes.T, clips, block_sizes, strict=True):
-        _draw_spectrogram(spectrum, clip)
-        seconds_per_token = clip.audio_s / max(len(clip.spoken.tokens), 1)
-        edges = np.minimum(np.concatenate([[0], np.cumsum(sizes)]) * seconds_per_token, clip.audio_s)
-        spectrum.vlines(edges, 0, clip.sample_rate / 2, color="white", linewidth=0.4, alpha=0.45)
-        strip.barh(0, np.diff(edges), left=edges[:-1], height=1, color=_block_colours(largest)(sizes), ec="w", lw=0.3)
+        _draw_blocks(spectrum, strip, clip, sizes, largest)
         spectrum.set_title(f"{clip.mode}: {metrics.tokens_per_step(sizes):.2f} tokens per step, {len(sizes)} passes")
         spectrum.set_xlim(0, longest)
-        strip.set(xlabel="seconds", yticks=[], ylim=(-0.5, 0.5))
-        strip.spines[:].set_visible(False)
     axes[0, 0].set_ylabel("kHz")
     axes[1, 0].set_ylabel("passes", rotation=0, ha="right", va="center")
     swatches = [plt.Rectangle((0, 0), 1, 1, color=_block_colours(largest)(n)) for n in range(1, largest + 1)]
@@ -117,6 +114,103 @@ def plot_spectrograms(path: Path, clips: Sequence[Clip]) -> None:
         frameon=False,
     )
     figure.suptitle(f"“{clips[0].sentence.text}”")
+    save_figure(figure, path)
+
+
+def plot_step(path: Path, clip: Clip, steps: Sequence[Step], number: int | None = None) -> None:
+    """How decoding works, on one pass of a sentence: what was drafted, what of it stands, and where that is heard.
+
+    Args:
+        path: of the PNG.
+        clip: the sentence as it was spoken.
+        steps: its passes as `record_steps` saw them, in the same mode.
+        number: the pass that is shown, from 1 on; by default the first that says as many tokens as a pass does on
+            average.
+    """
+    sizes = metrics.blocks(clip.spoken.block_of, clip.spoken.steps)
+    if [len(step.block) for step in steps] != sizes[1:].tolist():
+        raise ValueError("the clip was spoken in another mode or with another seed than the passes")
+    if number is None:
+        typical = round(float(np.mean(sizes[1:])))
+        number = 1 + int(np.argmin(np.abs(sizes[1:] - typical)))
+    figure, (top, spectrum, strip) = plt.subplots(
+        3, 1, figsize=(10, 6.2), height_ratios=(12, 7, 1), layout="constrained"
+    )
+    _draw_drafts(top, steps[number - 1])
+    top.set_title(
+        f"pass {number} of {len(steps)} says {sizes[number]} tokens; {metrics.tokens_per_step(sizes):.2f} on average "
+        f"({clip.mode})"
+    )
+    top.text(0, 0.98, _story(clip), transform=top.transAxes, va="top", fontsize=9, linespacing=1.5)
+    edges = _draw_blocks(spectrum, strip, clip, sizes, int(sizes.max()))
+    for axis in (spectrum, strip):
+        axis.set_xlim(0, clip.audio_s)
+        axis.axvspan(edges[number], edges[number + 1], facecolor="none", edgecolor="tab:cyan", linewidth=2.5)
+    spectrum.set(ylabel="kHz", xticks=[])
+    strip.set_ylabel("passes", rotation=0, ha="right", va="center")
+    save_figure(figure, path)
+    with Image.open(path) as picture:  # a quarter of the bytes: this one is shown in the README
+        picture.convert("RGB").quantize(64).save(path, format="png", optimize=True)
+
+
+def _story(clip: Clip) -> str:
+    """The way from the text to the drafts, in words."""
+    text = textwrap.fill(f"“{clip.sentence.text}”", 34)
+    phones = textwrap.shorten(clip.spoken.phones, 34, placeholder=" ...")
+    return f"{text}\n→ phones: {phones}\n→ backbone → the next token\n→ draft heads → guesses behind it"
+
+
+def _draw_drafts(axis: plt.Axes, step: Step) -> None:
+    """The tree from left to right, one column a head; what stands is filled, and the model's own token follows it."""
+    tree, stands = step.tree, step.path
+    y_T, last = -_leaf_positions(tree), stands[-1]
+    for i in range(1, len(tree)):
+        ends, kept = (tree.parent_T[i], i), i in stands
+        style = {"color": "tab:green" if kept else "0.75", "linewidth": 2.5 if kept else 1, "zorder": kept}
+        axis.plot(tree.depth_T[list(ends)], y_T[list(ends)], **style)
+    own = (tree.depth_T[last] + 1, y_T[last])
+    axis.plot([tree.depth_T[last], own[0]], [y_T[last]] * 2, color="tab:blue", linewidth=2.5, linestyle=":", zorder=0)
+    nodes = [
+        (tree.depth_T[i], y_T[i], step.token_T[i], "tab:green" if i in stands else "white") for i in range(len(tree))
+    ]
+    for x, y, token, colour in [*nodes, (*own, step.block[-1], "tab:blue")]:
+        box = {"boxstyle": "round,pad=0.25", "facecolor": colour, "edgecolor": "0.6"}
+        dark = colour == "white"
+        axis.text(x, y, str(token), ha="center", va="center", fontsize=8, bbox=box, color="0.45" if dark else "white")
+    for depth in range(tree.depth + 1):
+        axis.text(depth, y_T.max() + 1.3, f"head {depth}" if depth else "said last", ha="center", fontsize=9)
+    handles = [plt.Line2D([], [], color=c, linewidth=4) for c in ("tab:green", "tab:blue", "0.75")]
+    axis.legend(
+        handles,
+        ["drafted, and stands", "the model's own token behind it", "drafted in vain"],
+        loc="lower left",
+        frameon=False,
+        fontsize=9,
+    )
+    axis.set(xlim=(-2.6, tree.depth + 1.6), ylim=(y_T.min() - 1, y_T.max() + 2.2))
+    axis.axis("off")
+
+
+def plot_training(path: Path, rows: Sequence[Mapping]) -> None:
+    """Loss and first-guess accuracy of the LM head and of every draft head, as `metrics.jsonl` of a run has them.
+
+    Lines are training steps, dots the dev set.
+    """
+    names = sorted({key.split("/")[0] for row in rows for key in row if key.endswith("/top1") and key.count("/") == 1})
+    names.sort(key=lambda name: name != "lm")
+    figure, axes = plt.subplots(1, 2, figsize=(11, 3.8), layout="constrained")
+    for axis, figure_name, scale in ((axes[0], "loss", 1), (axes[1], "top1", 100)):
+        for number, name in enumerate(names):
+            for prefix, style in (("", "-"), ("dev/", "o")):
+                key = f"{prefix}{name}/{figure_name}"
+                seen = [(row["step"], scale * row[key]) for row in rows if key in row]
+                label = None if prefix else name.replace("head", "head ").replace("lm", "LM head")
+                axis.plot(*np.array(seen).reshape(-1, 2).T, style, color=f"C{number}", markersize=4, label=label)
+        axis.set_xlabel("step")
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel("cross entropy, nats")
+    axes[1].set_ylabel("first guess right, %")
+    axes[0].legend(frameon=False, fontsize=8)
     save_figure(figure, path)
 
 
@@ -145,6 +239,18 @@ def _leaf_positions(tree: Tree) -> np.ndarray:
         x_T[i] = np.mean(x_T[children]) if children else leaves
         leaves += not children
     return x_T
+
+
+def _draw_blocks(spectrum: plt.Axes, strip: plt.Axes, clip: Clip, sizes: np.ndarray, largest: int) -> np.ndarray:
+    """A spectrogram with the edges of the blocks, and beneath it one cell a pass; returns the edges in seconds."""
+    _draw_spectrogram(spectrum, clip)
+    seconds_per_token = clip.audio_s / max(len(clip.spoken.tokens), 1)
+    edges = np.minimum(np.concatenate([[0], np.cumsum(sizes)]) * seconds_per_token, clip.audio_s)
+    spectrum.vlines(edges, 0, clip.sample_rate / 2, color="white", linewidth=0.4, alpha=0.45)
+    strip.barh(0, np.diff(edges), left=edges[:-1], height=1, color=_block_colours(largest)(sizes), ec="w", lw=0.3)
+    strip.set(xlabel="seconds", yticks=[], ylim=(-0.5, 0.5))
+    strip.spines[:].set_visible(False)
+    return edges
 
 
 def _draw_spectrogram(axis: plt.Axes, clip: Clip) -> None:

@@ -1,5 +1,6 @@
 """Rows of figures -> tables and files. Every speed table names batch, device, dtype, tokens and mode."""
 
+import ast
 import csv
 import html
 import json
@@ -119,6 +120,19 @@ def write_csv(path: Path, rows: Sequence[Mapping]) -> None:
         writer.writeheader()
         writer.writerows(rows)
     os.replace(partial, path)
+
+
+def read_csv(path: Path) -> list[dict]:
+    """The rows that `write_csv` wrote: numbers, intervals and counts are values again, an empty cell is None."""
+
+    def value(cell: str) -> Any:
+        try:
+            return ast.literal_eval(cell)
+        except (ValueError, SyntaxError):
+            return cell or None
+
+    with path.open(newline="", encoding="utf-8") as file:
+        return [{key: value(cell) for key, cell in row.items()} for row in csv.DictReader(file)]
 
 
 def utterance_rows(scored: Iterable[Scored]) -> list[dict]:

@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# Makes every figure and table of the README again, by the commands that the README names.
+#
+#   bash launch/readme_figures.sh [--dry-run] [NAME...]
+#
+#   NAME       only these; all by default (an hour or two on two CPU cores)
+#   --dry-run  prints names and commands and runs none of them
+#
+# The picture goes to vadusa_jax/assets, what a command prints to out/readme/NAME.txt, all else below out/readme.
+# `rules` needs a voice with a draft model in out/draft_voice, `step` the tokens of launch/demo_train.sh, `corpus` the
+# recordings of launch/asterisk.sh: the README tells how each is made, and what is not there is left out and named.
+# Environment: PYTHON (3.11 or newer), VADUSA_VENV (default .venv).
+source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
+
+OUT=out/readme DRY_RUN='' ONLY='' KNOWN=''
+for argument in "$@"; do
+    case $argument in
+        --dry-run) DRY_RUN=1 ;;
+        -*) echo "Unknown argument: $argument; see bash $0 --help" >&2; exit 2 ;;
+        *) ONLY+=" $argument " ;;
+    esac
+done
+
+make() { # make NAME "NEEDED" MODULE FLAGS...: python -m vadusa_jax.MODULE makes NAME, if NEEDED is there
+    local name=$1 needed=$2 module=$3 command word
+    shift 3
+    KNOWN+=" $name "
+    [[ ! $ONLY || $ONLY == *" $name "* ]] || return 0
+    command="python -m vadusa_jax.$module"
+    for word in "$@"; do
+        [[ $word == *' '* ]] && word="\"$word\""
+        command+=" $word"
+    done
+    if [[ $DRY_RUN ]]; then
+        echo "$name: $command"
+    elif [[ $needed && ! -e $needed ]]; then
+        echo "== $name: left out, there is no $needed"
+    else
+        echo "== $name: $command"
+        "$VENV/bin/python" -m "vadusa_jax.$module" "$@" | tee "$OUT/$name.txt"
+    fi
+}
+
+if [[ ! $DRY_RUN ]]; then
+    need_environment demo,eval,aot
+    mkdir -p "$OUT"
+fi
+RULES=ar,exact:nodes=12,tolerance:3:nodes=12,typical:nodes=12,topk:5:nodes=12,pcg:nodes=12,viterbi
+SIZES=exact:nodes=8,exact:nodes=16,exact:nodes=64
+LARGE=tolerance:3:nodes=64
+
+make how "" demo --say "We measured the distance again this morning." --modes exact --figure vadusa_jax/assets/how.png
+make heldout "" evaluate --texts heldout --seeds 3 --modes "ar,$SIZES,$LARGE" --out "$OUT/heldout"
+make everyday "" evaluate --texts everyday --seeds 3 --modes "ar,exact:nodes=64,$LARGE" --out "$OUT/everyday"
+make rules out/draft_voice evaluate --model out/draft_voice --texts heldout --limit 40 --seeds 1 --batch 8 \
+    --modes "$RULES,exact:draft=4,ssd,ssd:beta=0.2" --out "$OUT/rules"
+make speed "" bench
+make batches "" bench --batch 1,8 --queue --stream --json "$OUT/bench.json" --plot "$OUT/bench.png"
+make decode "" aot decode --topology v5e:2x2 --shape 150m
+make pods "" aot train --topology v5e:4x4,v5e:8x8 --config configs/libritts.py --rows 8
+make pods_16 "" aot train --topology v5e:8x8 --config configs/libritts.py --rows 16
+make step out/demo_train/tokens train --config configs/demo.py --measure 10
+make step_adamw out/demo_train/tokens train --config configs/demo.py --measure 10 --config.train.optimizer=adamw
+make corpus out/asterisk prepare tokens --corpus out/asterisk --dev_utterances 0.1 --codec vadusa_jax/assets/demo/codec \
+    --out "$OUT/tokens"
+
+for name in $ONLY; do
+    [[ $KNOWN == *" $name "* ]] || { echo "No figure is called $name; there are:${KNOWN//  / }" >&2; exit 2; }
+done
