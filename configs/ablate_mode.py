@@ -5,8 +5,8 @@
     python -m vadusa_jax.train --config configs/ablate_mode.py:finetune --init out/backbone --workdir out/finetune
 
 `frozen` is Medusa-1, `finetune` Medusa-2: the heads learn alone for the first tenth, then four times as fast as the
-backbone. out/backbone is any run of the same model. `python -m vadusa_jax.ablate --models joint=...,frozen=...` compares
-the voices that fit_tree and export make of them. Projected as for configs/libritts.py: 36 minutes a run on a
+backbone. out/backbone is any run of the same model. `python -m vadusa_jax.ablate --models joint=...,frozen=...`
+compares the voices that fit_tree and export make of them. Projected as for configs/libritts.py: 36 minutes a run on a
 v5e-16 for `joint` and `finetune`; `frozen` needs no backward pass through the backbone, about 40% of that.
 """
 

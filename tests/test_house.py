@@ -10,7 +10,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "vadusa_jax"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 FLOORS = {  # a file is in the room with the longest matching name; a module that is in no room is an entry point
-    **{"config": 0, "text": 0, "weights": 0, "decode.tree": 0},
+    **{"config": 0, "text": 0, "weights": 0, "hub": 0, "decode.tree": 0},
     **{"speech": 1, "model": 1},
     **{"data": 2, "decode": 2},
     **{"training": 3, "evaluation": 3, "voice": 3},

@@ -29,14 +29,14 @@ from vadusa_jax.evaluation.streaming import stream_rows, text_of
 from vadusa_jax.evaluation.subjects import Subject, random_subject, voice_subject
 from vadusa_jax.evaluation.testsets import load_testset
 from vadusa_jax.text import Line
-from vadusa_jax.voice import DEMO_MODEL, Voice
+from vadusa_jax.voice import DEMO_MODEL, MODEL_HELP, Voice
 
 VOICE = "demo"
 DTYPES = ("float32", "bfloat16")
 _MODES = [AR, *(f"{rule}:nodes={nodes}" for rule in ("exact", "tolerance:3") for nodes in (8, 16))]
 
 MODEL = flags.DEFINE_string(
-    "model", str(DEMO_MODEL), "Voice folder: its weights are `demo`, its trees are used for all."
+    "model", str(DEMO_MODEL), f"{MODEL_HELP}. Its weights are `demo`, its trees are used for all."
 )
 SHAPES_ = flags.DEFINE_list(
     "shapes", [VOICE, "25m"], f"Models: {VOICE} (the voice), {', '.join(SHAPES)} (random weights)."
@@ -82,7 +82,7 @@ def conditions() -> Iterator[tuple[str, str, int]]:
 def main(argv: list[str]) -> None:
     del argv
     logging.set_verbosity(logging.WARNING)
-    voice, rows, queues = Voice.load(MODEL.value), [], []
+    voice, rows, queues = Voice.from_pretrained(MODEL.value), [], []
     modes = {name: parse_mode(name, decode=voice.config.decode) for name in MODES.value}
     if others := [name for name, mode in modes.items() if mode.drafter != "heads"]:
         raise app.UsageError(f"--modes: {', '.join(others)} does not draft with heads; `evaluate` times it")

@@ -34,6 +34,7 @@ class ModelConfig:
     ffn: int = 704
     max_length: int = 2048  # positions; anything longer is an error, never a clamped gather
     rope_theta: float = 10_000.0
+    norm_eps: float = 1e-6  # of RMSNorm: added to the mean square
 
     @property
     def eos(self) -> int:

@@ -19,10 +19,10 @@ from vadusa_jax.evaluation.report import SUMMARY, markdown_table, write_json
 from vadusa_jax.evaluation.scores import conditions, rows, score
 from vadusa_jax.evaluation.steps import record_steps
 from vadusa_jax.evaluation.testsets import Sentence, load_testset
-from vadusa_jax.voice import DEMO_MODEL, Voice
+from vadusa_jax.voice import DEMO_MODEL, MODEL_HELP, Voice
 
 SAY = flags.DEFINE_multi_string("say", [], "Text to speak, once or more; five held-out sentences by default.")
-MODEL = flags.DEFINE_string("model", str(DEMO_MODEL), "Model folder.")
+MODEL = flags.DEFINE_string("model", str(DEMO_MODEL), f"{MODEL_HELP}.")
 OUT = flags.DEFINE_string("out", "out/demo", "Where the results go.")
 MODES = flags.DEFINE_list("modes", ["ar", "exact", "tolerance:3"], "Modes to compare.")
 NODES = flags.DEFINE_integer("nodes", 12, "Tree nodes of the modes that name none.", lower_bound=1)
@@ -33,7 +33,7 @@ SEEDS = flags.DEFINE_integer("seeds", 1, "How often each sentence is spoken.", l
 def main(argv: list[str]) -> None:
     del argv
     logging.set_verbosity(logging.WARNING)
-    out, voice = Path(OUT.value), Voice.load(MODEL.value)
+    out, voice = Path(OUT.value), Voice.from_pretrained(MODEL.value)
     modes = {name: parse_mode(name, NODES.value, voice.config.decode) for name in MODES.value}
     sentences = [Sentence(f"say{i}", text) for i, text in enumerate(SAY.value, 1)] or load_testset("heldout")[:5]
     speakable, set_aside = split_speakable(voice, sentences)

@@ -20,9 +20,9 @@ from vadusa_jax.evaluation.metrics import Recogniser, SpeakerEncoder
 from vadusa_jax.evaluation.scores import conditions, rows, score
 from vadusa_jax.evaluation.speakers import likeness, read_speakers
 from vadusa_jax.evaluation.testsets import read_sentences
-from vadusa_jax.voice import DEMO_MODEL, Voice
+from vadusa_jax.voice import DEMO_MODEL, MODEL_HELP, Voice
 
-MODEL = flags.DEFINE_string("model", str(DEMO_MODEL), "Model folder.")
+MODEL = flags.DEFINE_string("model", str(DEMO_MODEL), f"{MODEL_HELP}.")
 TEXTS = flags.DEFINE_string("texts", "heldout", "heldout, everyday, or a text file with one sentence a line.")
 MODES = flags.DEFINE_list("modes", ["ar", "exact", "tolerance:3"], "Modes, such as exact:nodes=16.")
 NODES = flags.DEFINE_integer(
@@ -40,7 +40,7 @@ CPU_THREADS = flags.DEFINE_integer("cpu_threads", 2, "Clips transcribed at the s
 def main(argv: list[str]) -> None:
     del argv
     logging.set_verbosity(logging.WARNING)
-    out, voice = Path(OUT.value), Voice.load(MODEL.value)
+    out, voice = Path(OUT.value), Voice.from_pretrained(MODEL.value)
     modes = {name: parse_mode(name, NODES.value, voice.config.decode) for name in MODES.value}
     sentences, blank = read_sentences(TEXTS.value)
     speakable, set_aside = split_speakable(voice, sentences[: LIMIT.value])

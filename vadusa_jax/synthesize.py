@@ -24,11 +24,11 @@ from vadusa_jax.decode.modes import HELP, Mode, parse_mode
 from vadusa_jax.decode.prompts import TooLong, token_limit
 from vadusa_jax.speech import read_audio
 from vadusa_jax.text import Line, UnspeakableText
-from vadusa_jax.voice import DEMO_MODEL, Spoken, Voice
+from vadusa_jax.voice import DEMO_MODEL, MODEL_HELP, Spoken, Voice
 
 _TEXT = flags.DEFINE_multi_string("text", [], "Text to speak; may be given several times.")
 _TEXT_FILE = flags.DEFINE_string("text_file", None, "File with one text a line.")
-_MODEL = flags.DEFINE_string("model", str(DEMO_MODEL), "Voice folder.")
+_MODEL = flags.DEFINE_string("model", str(DEMO_MODEL), f"{MODEL_HELP}.")
 _MODE = flags.DEFINE_string("mode", "tolerance", f"{HELP}. A bare `tolerance` takes --tolerance.")
 _TOLERANCE = flags.DEFINE_integer("tolerance", 3, "Draws that a drafted token may match; 1 is exact.", lower_bound=1)
 _NODES = flags.DEFINE_integer(
@@ -53,7 +53,7 @@ _OUT = flags.DEFINE_string("out", "out/speech", "Folder for the WAVs.")
 
 
 def main(_) -> None:
-    voice, texts = with_settings(Voice.load(_MODEL.value)), list(_TEXT.value)
+    voice, texts = with_settings(Voice.from_pretrained(_MODEL.value)), list(_TEXT.value)
     if bool(_PROMPT.value) != bool(_PROMPT_TEXT.value):
         raise app.UsageError("--prompt and --prompt_text go together: a recording, and what is said in it")
     if _PROMPT.value:

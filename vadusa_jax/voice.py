@@ -23,6 +23,7 @@ from vadusa_jax.decode.queue import decode_each
 from vadusa_jax.decode.state import Prompts
 from vadusa_jax.decode.stream import stream_tokens
 from vadusa_jax.decode.trees import TREES, Trees
+from vadusa_jax.hub import fetch
 from vadusa_jax.model.folder import WEIGHTS, load_lm
 from vadusa_jax.model.heads import SpeechLM
 from vadusa_jax.model.nar import Nar, fill, load_nar
@@ -31,6 +32,7 @@ from vadusa_jax.text import SEP, SPACE, VOCABULARY, Line, UnspeakableText, Vocab
 
 CODEC, DRAFT, NAR = "codec", "draft", "nar"  # folders in a voice's folder
 DEMO_MODEL = Path(__file__).parent / "assets" / "demo"
+MODEL_HELP = "Voice: a folder, or OWNER/NAME on the Hugging Face Hub"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +71,14 @@ class Voice:
         if len(self.vocabulary) > model.text_vocab:
             raise ValueError(f"the vocabulary has {len(self.vocabulary)} symbols, the config allows {model.text_vocab}")
         self.trees.check(self.config.heads.count, model.output_vocab)
+
+    @classmethod
+    def from_pretrained(cls, path_or_name: str | Path, revision: str | None = None) -> "Voice":
+        """The voice in a folder, or else in a repository on the Hugging Face Hub (extra `[hub]`).
+
+        `revision` is a branch, tag or commit of the repository. Raises HubError if there is neither, and as `load`.
+        """
+        return cls.load(fetch(path_or_name, revision))
 
     @classmethod
     def load(cls, folder: str | Path) -> "Voice":

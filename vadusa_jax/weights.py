@@ -1,6 +1,7 @@
-"""Parameters of any module as safetensors: float16 on disk, float32 in memory."""
+"""Parameters of any module as safetensors: float16 on disk unless told otherwise, float32 in memory."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import jax
@@ -14,22 +15,27 @@ class WeightsError(ValueError):
     """A weights file that does not belong to the model it is loaded into."""
 
 
-def save_weights(module: nnx.Module, path: Path) -> None:
-    """Writes all parameters as float16, whole or not at all."""
-    half = {name: np.asarray(x, np.float16) for name, x in _named(module).items()}
-    if bad := [name for name, x in half.items() if not np.isfinite(x).all()]:
-        raise WeightsError(f"parameters {bad} do not fit into float16")
+def save_weights(module: nnx.Module, path: Path, dtype: type[np.floating] = np.float16) -> None:
+    """Writes all parameters as `dtype`, whole or not at all."""
+    cast = {name: np.asarray(x, dtype) for name, x in _named(module).items()}
+    if bad := [name for name, x in cast.items() if not np.isfinite(x).all()]:
+        raise WeightsError(f"parameters {bad} do not fit into {dtype.__name__}")
     aside = path.with_suffix(".partial")
-    save_file(half, aside)
+    save_file(cast, aside)
     os.replace(aside, path)
 
 
 def load_weights(module: nnx.Module, path: Path) -> None:
-    """Fills the module, which may be of shapes alone.
+    """As `set_weights`, from a file."""
+    set_weights(module, load_file(path), path)
 
-    Raises WeightsError naming the parameter and both shapes when the file does not match.
+
+def set_weights(module: nnx.Module, stored: Mapping[str, np.ndarray], path: Path) -> None:
+    """Fills the module, which may be of shapes alone, with all its parameters by name.
+
+    Raises WeightsError naming `path`, the parameter and both shapes when they do not match.
     """
-    stored, wanted = load_file(path), _named(module)
+    wanted = _named(module)
     for name in sorted(stored.keys() ^ wanted.keys()):
         raise WeightsError(f"{path}: parameter {name} is {'missing' if name in wanted else 'unknown to the config'}")
     for name, x in wanted.items():

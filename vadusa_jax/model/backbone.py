@@ -57,10 +57,13 @@ class Block(nnx.Module):
         def linear(inputs: int, outputs: int, std: float = 0.02) -> Linear:
             return Linear(inputs, outputs, std, dtype, rngs)
 
-        self.attention_norm = nnx.RMSNorm(width, dtype=dtype, rngs=rngs)
+        def norm() -> nnx.RMSNorm:
+            return nnx.RMSNorm(width, epsilon=config.norm_eps, dtype=dtype, rngs=rngs)
+
+        self.attention_norm = norm()
         self.q, self.k, self.v = linear(width, width), linear(width, width), linear(width, width)
         self.out = linear(width, width, residual_std)
-        self.ffn_norm = nnx.RMSNorm(width, dtype=dtype, rngs=rngs)
+        self.ffn_norm = norm()
         self.gate, self.up, self.down = linear(width, ffn), linear(width, ffn), linear(ffn, width, residual_std)
 
     def __call__(
@@ -125,7 +128,7 @@ class Backbone(nnx.Module):
         self.dtype = dtype
         self.embedding = nnx.Param(init(rngs.params(), (config.vocab, config.width)))
         self.blocks = nnx.List([Block(config, dtype, rngs) for _ in range(config.layers)])
-        self.norm = nnx.RMSNorm(config.width, dtype=dtype, rngs=rngs)
+        self.norm = nnx.RMSNorm(config.width, epsilon=config.norm_eps, dtype=dtype, rngs=rngs)
         self.lm_head = Linear(config.width, config.output_vocab, 0.02, dtype, rngs)
 
     def __call__(

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 from flax import nnx
 
 from vadusa_jax.config import Config, load_config, save_config
@@ -19,7 +20,7 @@ def load_lm(folder: Path) -> tuple[Config, SpeechLM]:
     return config, lm
 
 
-def save_lm(folder: Path, config: Config, lm: SpeechLM) -> None:
+def save_lm(folder: Path, config: Config, lm: SpeechLM, dtype: type[np.floating] = np.float16) -> None:
     """Writes `config.json` and `model.safetensors`."""
     save_config(folder, config)
-    save_weights(lm, folder / WEIGHTS)
+    save_weights(lm, folder / WEIGHTS, dtype)

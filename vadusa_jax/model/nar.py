@@ -40,6 +40,7 @@ class NarConfig:
     attention_heads: int = 4
     ffn: int = 704
     rope_theta: float = 10_000.0
+    norm_eps: float = 1e-6
 
 
 class Nar(nnx.Module):
@@ -56,7 +57,7 @@ class Nar(nnx.Module):
         self.text, self.stages = table(config.text_vocab), table(config.codebooks)
         self.codes = nnx.List([table(config.codebook_size) for _ in range(config.codebooks)])
         self.blocks = nnx.List([Block(config, dtype, rngs) for _ in range(config.layers)])
-        self.norm = nnx.RMSNorm(config.width, dtype=dtype, rngs=rngs)
+        self.norm = nnx.RMSNorm(config.width, epsilon=config.norm_eps, dtype=dtype, rngs=rngs)
         shape = (config.codebooks, config.width, config.codebook_size)
         self.output = nnx.Param(nnx.initializers.normal(0.02)(rngs.params(), shape))
 
