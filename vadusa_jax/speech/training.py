@@ -54,7 +54,7 @@ class CodecTraining:
     phone_weight: float = 0.2
     reader_width: int = 192
     reader_layers: int = 3
-    deceiving_weight: float = 0.2  # stage 2: of the discriminator's losses
+    deceiving_weight: float = 0.05  # stage 2: of the discriminator's losses
     matching_weight: float = 0.5
     judge_width: int = 128
     judge_layers: int = 3
