@@ -1,5 +1,8 @@
 """Metrics: errors and their intervals, marks of real speech, acceptance."""
 
+import sys
+import types
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,7 +18,7 @@ from vadusa_jax.evaluation import metrics
 from vadusa_jax.evaluation.clips import Clip
 from vadusa_jax.evaluation.intervals import difference_interval, interval, pooled, ratio_interval
 from vadusa_jax.evaluation.metrics import Errors, count_errors
-from vadusa_jax.evaluation.scores import score
+from vadusa_jax.evaluation.scores import rows, score
 from vadusa_jax.evaluation.testsets import load_testset
 
 RATE = 16_000
@@ -86,6 +89,29 @@ def test_recogniser_does_not_loop_on_a_bad_clip(recogniser):
 def test_no_audio_is_no_words_and_the_lowest_mark(recogniser):
     assert recogniser.transcribe(np.zeros(0, np.float32), RATE) == ""
     assert metrics.dnsmos(np.zeros(0, np.float32), RATE) == metrics.MOS_FLOOR
+
+
+class Loudness:
+    """Stands for the class that the package `utmos` has: ten marks of a [1, P] tensor."""
+
+    def calculate_wav(self, wave, rate):
+        assert wave.shape[0] == 1 and rate == RATE
+        return np.full(10, 1.0 + 4 * float(wave.abs().max()))
+
+
+def test_utmos_marks_where_its_package_is_installed(recogniser, monkeypatch):
+    clips = [Clip(s, "truth", 0, s.wave_P, s.sample_rate) for s in load_testset("everyday")[:2]]
+    monkeypatch.setitem(sys.modules, "utmos", None)
+    metrics._utmos.cache_clear()
+    with pytest.raises(ImportError, match="pip install utmos"):
+        score(clips, recogniser, utmos=True)
+    monkeypatch.setitem(sys.modules, "utmos", types.SimpleNamespace(Score=Loudness))
+    (row,) = rows(score(clips, recogniser, utmos=True), {})
+    peaks = [np.abs(clip.wave_P).max() for clip in clips]
+    assert row["utmos"] == pytest.approx(1 + 4 * np.mean(peaks)) and row["utmos"] != row["dnsmos"]
+    assert "utmos" not in rows(score(clips, recogniser), {})[0]
+    assert metrics.utmos(np.zeros(0, np.float32), RATE) == metrics.MOS_FLOOR
+    metrics._utmos.cache_clear()
 
 
 @pytest.mark.parametrize(

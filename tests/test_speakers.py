@@ -7,7 +7,7 @@ from toys import toy_voice
 
 from vadusa_jax.evaluation import report
 from vadusa_jax.evaluation.clips import Clip
-from vadusa_jax.evaluation.metrics import SpeakerEncoder
+from vadusa_jax.evaluation.metrics import SpeakerEncoder, WavLMSpeaker
 from vadusa_jax.evaluation.speakers import RECORDED, Speaker, likeness, read_speakers
 from vadusa_jax.evaluation.testsets import Sentence, load_testset
 from vadusa_jax.voice import Voice
@@ -79,3 +79,20 @@ def test_the_speaker_encoder_knows_one_speaker_from_another():
     assert all(np.linalg.norm(v) == pytest.approx(1.0, abs=1e-3) for v in vectors)
     assert vectors[0] @ vectors[1] > 0.75 > vectors[0] @ vectors[2]
     assert embed(np.zeros(RATE, np.float32), RATE).shape == (256,)  # nothing but silence
+
+
+@pytest.mark.slow
+def test_wavlm_knows_speakers_too(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.WavLMConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48, conv_dim=(16,) * 7,
+        tdnn_dim=(24, 24, 32), tdnn_kernel=(5, 3, 1), tdnn_dilation=(1, 2, 1), xvector_output_dim=20,
+    )  # fmt: skip
+    transformers.WavLMForXVector(config).save_pretrained(tmp_path)
+    transformers.Wav2Vec2FeatureExtractor(do_normalize=True).save_pretrained(tmp_path)
+    embed, (one, *_) = WavLMSpeaker(tmp_path), load_testset("heldout")
+    vector = embed(one.wave_P, RATE)
+    assert vector.shape == (20,) and np.isfinite(vector).all()
+    slow_P = np.repeat(one.wave_P, 2)  # as if at 32 kHz: brought to 16 kHz it is nearly the same wave
+    cosine = vector @ embed(slow_P, 2 * RATE) / np.linalg.norm(vector) / np.linalg.norm(embed(slow_P, 2 * RATE))
+    assert cosine > 0.99

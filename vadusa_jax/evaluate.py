@@ -16,7 +16,7 @@ from absl import app, flags, logging
 from vadusa_jax.decode.modes import parse_mode
 from vadusa_jax.evaluation import plots, report
 from vadusa_jax.evaluation.clips import reference_clips, speak, split_speakable
-from vadusa_jax.evaluation.metrics import Recogniser, SpeakerEncoder
+from vadusa_jax.evaluation.metrics import Recogniser, SpeakerEncoder, WavLMSpeaker
 from vadusa_jax.evaluation.scores import conditions, rows, score
 from vadusa_jax.evaluation.speakers import likeness, read_speakers
 from vadusa_jax.evaluation.testsets import read_sentences
@@ -32,6 +32,10 @@ SEEDS = flags.DEFINE_integer("seeds", 3, "Every sentence is spoken with the seed
 BATCH = flags.DEFINE_integer("batch", 1, "Sentences decoded together.", lower_bound=1)
 LIMIT = flags.DEFINE_integer("limit", None, "Only the first N sentences.", lower_bound=1)
 PROMPTS = flags.DEFINE_string("prompts", None, "Corpus with prompts: one recording of each speaker, and its text.")
+SPEAKER_MODEL = flags.DEFINE_string(
+    "speaker_model", None, "WavLM with an x-vector head, hub name or folder, for --prompts; Resemblyzer by default."
+)
+UTMOS = flags.DEFINE_bool("utmos", False, "Also predict opinions by UTMOS, whose package must be installed.")
 OUT = flags.DEFINE_string("out", "out/evaluate", "Where the results go.")
 RECOGNISER = flags.DEFINE_string("recogniser", None, "Whisper model, name or folder; the bundled tiny.en by default.")
 CPU_THREADS = flags.DEFINE_integer("cpu_threads", 2, "Clips transcribed at the same time.", lower_bound=1)
@@ -53,10 +57,12 @@ def main(argv: list[str]) -> None:
     for n, (as_speaker, name) in enumerate([(s.voice, s.name) for s in speakers] or [(voice, "")]):
         own = speakable[n :: max(1, len(speakers))]
         clips += speak(as_speaker, own, modes, SEEDS.value, out / "wav", BATCH.value, name)
-    scored = score(clips, Recogniser(RECOGNISER.value, CPU_THREADS.value))
+    scored = score(clips, Recogniser(RECOGNISER.value, CPU_THREADS.value), utmos=UTMOS.value)
     table, utterances = rows(scored, ran), report.utterance_rows(scored)
-
-    alike = likeness(clips, speakers, SpeakerEncoder()) if speakers else []
+    alike = []
+    if speakers:
+        embed = WavLMSpeaker(SPEAKER_MODEL.value) if SPEAKER_MODEL.value else SpeakerEncoder()
+        alike = likeness(clips, speakers, embed)
 
     report.write_json(out / "metrics.json", table)
     report.write_csv(out / "metrics.csv", table)

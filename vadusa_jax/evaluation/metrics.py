@@ -6,11 +6,13 @@ speed figures need nothing but NumPy.
 
 import dataclasses
 import functools
+import os
 import warnings
 from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
+from scipy.signal import resample_poly
 
 SAMPLE_RATE = 16_000  # Hz, of the recogniser and of the quality predictor
 MOS_FLOOR = 1.0  # the worst mark of the scale, given to an utterance without any audio
@@ -101,6 +103,48 @@ def dnsmos(wave_P: np.ndarray, sample_rate: int) -> float:
     if not wave_P.size:
         return MOS_FLOOR
     return float(predictor.run(np.clip(wave_P, -1, 1).astype(np.float32), sample_rate)["ovrl_mos"])
+
+
+@functools.cache
+def _utmos():
+    try:
+        from utmos import Score
+    except ImportError as error:
+        raise ImportError(f"UTMOS needs the package `utmos` (pip install utmos): {error}") from error
+    return Score()
+
+
+def utmos(wave_P: np.ndarray, sample_rate: int) -> float:
+    """Predicted opinion (1 to 5) by UTMOS (Saeki et al., arXiv 2204.02152), whose package is in no extra: it takes
+    PyTorch and fairseq, and its weights from the Hub. An utterance without audio gets the floor of the scale."""
+    import torch
+
+    _check_wave(wave_P, sample_rate)
+    if not wave_P.size:
+        return MOS_FLOOR
+    wave = torch.from_numpy(np.clip(wave_P, -1, 1).astype(np.float32))[None]
+    return float(np.mean(_utmos().calculate_wav(wave, sample_rate)))
+
+
+class WavLMSpeaker:
+    """Who speaks, as a vector: WavLM with an x-vector head (Chen et al., arXiv 2110.13900), extra `[codecs]`."""
+
+    def __init__(self, model: str | os.PathLike):
+        """`model` is a folder or a hub name, such as microsoft/wavlm-base-plus-sv."""
+        from transformers import AutoFeatureExtractor, WavLMForXVector
+
+        self._extractor = AutoFeatureExtractor.from_pretrained(model)
+        self._wavlm = WavLMForXVector.from_pretrained(model).eval()
+
+    def __call__(self, wave_P: np.ndarray, sample_rate: int) -> np.ndarray:
+        """The vector of a mono float32 wave of any rate, which is at least a fifth of a second long."""
+        import torch
+
+        own = self._extractor.sampling_rate
+        wave_P = resample_poly(np.asarray(wave_P, np.float64), own, sample_rate)
+        heard = self._extractor(wave_P.astype(np.float32), sampling_rate=own, return_tensors="pt")
+        with torch.inference_mode():
+            return self._wavlm(**heard).embeddings[0].numpy()
 
 
 class SpeakerEncoder:

@@ -72,6 +72,12 @@ QUALITY: Columns = {
     "dnsmos_over_ar": ("over ar", _number(2)),
     "dnsmos_over_ar_interval": ("95% interval", _range(2)),
 }
+UTMOS: Columns = {  # where it was asked for
+    "utmos": ("UTMOS", _number(2)),
+    "utmos_interval": ("95% interval", _range(2)),
+    "utmos_over_ar": ("over ar", _number(2)),
+    "utmos_over_ar_interval": ("95% interval", _range(2)),
+}
 SPEAKERS: Columns = {
     "mode": ("mode", str),
     "speakers": ("speakers", str),
@@ -182,7 +188,7 @@ def report(
             f"# {title}\n",
             *(f"- {name}: {value}" for name, value in facts.items()),
             "\n## Words understood and predicted quality\n",
-            markdown_table(rows, QUALITY),
+            markdown_table(rows, QUALITY | (UTMOS if rows[0].get("utmos") else {})),
             "Intervals: bootstrap over utterances; differences are paired.\n",
             *followed,
             "## Speed\n",

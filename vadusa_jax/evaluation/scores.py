@@ -27,10 +27,11 @@ KEYS = (
 
 @dataclasses.dataclass(frozen=True)
 class Heard:
-    """What recogniser and quality predictor make of a wave."""
+    """What recogniser and quality predictors make of a wave."""
 
     transcript: str
     dnsmos: float
+    utmos: float | None = None  # where it was asked for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,10 +42,14 @@ class Scored:
     transcript: str
     errors: metrics.Errors
     dnsmos: float
+    utmos: float | None = None
 
 
 def score(
-    clips: Sequence[Clip], recogniser: metrics.Recogniser, known: MutableMapping[str, Heard] | None = None
+    clips: Sequence[Clip],
+    recogniser: metrics.Recogniser,
+    known: MutableMapping[str, Heard] | None = None,
+    utmos: bool = False,
 ) -> list[Scored]:
     """Transcribes and marks every clip; equal waves (exact decoding beside AR) are listened to once.
 
@@ -53,7 +58,7 @@ def score(
 
     def listen(clip: Clip) -> Heard:
         wave = clip.wave_P, clip.sample_rate
-        return Heard(recogniser.transcribe(*wave), metrics.dnsmos(*wave))
+        return Heard(recogniser.transcribe(*wave), metrics.dnsmos(*wave), metrics.utmos(*wave) if utmos else None)
 
     known = {} if known is None else known
     keys = [wave_key(clip) for clip in clips]
@@ -62,7 +67,7 @@ def score(
         heard = list(tqdm(pool.map(listen, new.values()), "listen", len(new), disable=None, leave=None))
     known.update(zip(new, heard, strict=True))
     return [
-        Scored(clip, h.transcript, metrics.count_errors(clip.sentence.text, h.transcript), h.dnsmos)
+        Scored(clip, h.transcript, metrics.count_errors(clip.sentence.text, h.transcript), h.dnsmos, h.utmos)
         for clip, h in ((clip, known[key]) for key, clip in zip(keys, clips, strict=True))
     ]
 
@@ -105,6 +110,7 @@ QUALITY = {  # what is summed over, and under, the line
     "wer": (lambda one: one.errors.word_errors, lambda one: one.errors.words),
     "cer": (lambda one: one.errors.char_errors, lambda one: one.errors.chars),
     "dnsmos": (lambda one: one.dnsmos, lambda one: 1),
+    "utmos": (lambda one: one.utmos, lambda one: 1),
 }
 SPEED = {
     "tokens_per_step": (lambda one: len(one.clip.spoken.block_of), lambda one: one.clip.spoken.steps),
@@ -120,6 +126,8 @@ def quality(group: Sequence[Scored], truth: Sequence[Scored] | None, ar: Sequenc
         "audio_s": sum(one.clip.audio_s for one in group),
     }
     for key, (above, below) in QUALITY.items():
+        if any(above(one) is None for one in group):
+            continue
         own = rate(group, above, below)
         row |= {key: intervals.pooled(own), f"{key}_interval": intervals.interval(own)}
         for name, other in (("truth", truth), ("ar", ar)):
