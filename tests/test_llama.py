@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -126,7 +127,7 @@ def trained(backbone, tmp_path_factory) -> tuple[SpeechLM, SpeechLM, SpeechLM]:
     first = first_parameters(backbone[0], config)
     lm = nnx.eval_shape(lambda: SpeechLM(config.model, config.heads, rngs=nnx.Rngs(0)))
     graph = nnx.graphdef(lm)
-    begun = nnx.merge(graph, first)
+    begun = nnx.merge(graph, jax.tree.map(jnp.copy, first))  # training gives its arrays away
     batches = train_batches(config.data, config.model)
     params = train(config, folder, batches, lambda: dev_batches(config.data, config.model), progress=False, init=first)
     return converted, begun, nnx.merge(graph, params)
