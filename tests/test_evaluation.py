@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from vadusa_jax.evaluation import plots, report
+from vadusa_jax.evaluation import clip_plots, plots, report
 from vadusa_jax.evaluation.clips import Clip, file_name, reference_clips, save_wave, speak, timed
 from vadusa_jax.evaluation.metrics import Errors
 from vadusa_jax.evaluation.scores import KEYS, Scored, rows, score
@@ -219,7 +219,7 @@ def test_pictures_are_drawn_even_of_nothing(measured, tmp_path):
     nothing = Spoken("", np.zeros(0, int), np.zeros(0, np.float32), RATE, "eos", 1, np.zeros(1, int))
     empty = Clip(Sentence("c", "x"), "ar", 0, nothing.wave, RATE, nothing)
     plots.plot_acceptance(tmp_path / "acceptance.png", table)
-    plots.plot_spectrograms(tmp_path / "spectrograms.png", [*clips[4:6], empty])
+    clip_plots.plot_spectrograms(tmp_path / "spectrograms.png", [*clips[4:6], empty])
     for name in ("acceptance.png", "spectrograms.png"):
         assert plots.plt.imread(tmp_path / name).std() > 0.05
     assert len(list(tmp_path.iterdir())) == 2

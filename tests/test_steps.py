@@ -8,7 +8,7 @@ from toys import toy_voice
 
 from vadusa_jax.data.splits import find_splits
 from vadusa_jax.decode.modes import parse_mode
-from vadusa_jax.evaluation import plots
+from vadusa_jax.evaluation import clip_plots, plots
 from vadusa_jax.evaluation.clips import Clip
 from vadusa_jax.evaluation.metrics import blocks
 from vadusa_jax.evaluation.steps import record_steps
@@ -57,11 +57,11 @@ def test_a_pass_is_drawn_beside_the_sound_of_its_own_sentence_only(recorded, tmp
         for mode, (spoken, _) in recorded.items()
     }
     for mode, (_, steps) in recorded.items():
-        plots.plot_step(tmp_path / f"{mode}.png", clips[mode], steps)
+        clip_plots.plot_step(tmp_path / f"{mode}.png", clips[mode], steps)
         assert plots.plt.imread(tmp_path / f"{mode}.png").std() > 0.05
-    plots.plot_step(tmp_path / "last.png", clips["ar"], recorded["ar"][1], len(recorded["ar"][1]))
+    clip_plots.plot_step(tmp_path / "last.png", clips["ar"], recorded["ar"][1], len(recorded["ar"][1]))
     with pytest.raises(ValueError, match="another mode"):
-        plots.plot_step(tmp_path / "none.png", clips["ar"], recorded["tolerance:3"][1])
+        clip_plots.plot_step(tmp_path / "none.png", clips["ar"], recorded["tolerance:3"][1])
     assert not (tmp_path / "none.png").exists()
 
 

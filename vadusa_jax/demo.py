@@ -12,9 +12,10 @@ from pathlib import Path
 from absl import app, flags, logging
 
 from vadusa_jax.decode.modes import parse_mode
+from vadusa_jax.evaluation.clip_plots import plot_spectrograms, plot_step
 from vadusa_jax.evaluation.clips import file_name, speak, split_speakable
 from vadusa_jax.evaluation.metrics import Recogniser
-from vadusa_jax.evaluation.plots import plot_acceptance, plot_spectrograms, plot_step
+from vadusa_jax.evaluation.plots import plot_acceptance
 from vadusa_jax.evaluation.report import SUMMARY, markdown_table, write_json
 from vadusa_jax.evaluation.scores import conditions, rows, score
 from vadusa_jax.evaluation.steps import record_steps

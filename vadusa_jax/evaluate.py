@@ -14,7 +14,7 @@ from pathlib import Path
 from absl import app, flags, logging
 
 from vadusa_jax.decode.modes import parse_mode
-from vadusa_jax.evaluation import plots, report
+from vadusa_jax.evaluation import clip_plots, plots, report
 from vadusa_jax.evaluation.clips import reference_clips, speak, split_speakable
 from vadusa_jax.evaluation.metrics import Recogniser, SpeakerEncoder, WavLMSpeaker
 from vadusa_jax.evaluation.scores import conditions, rows, score
@@ -70,7 +70,7 @@ def main(argv: list[str]) -> None:
     if alike:
         report.write_csv(out / "speakers.csv", alike)
     plots.plot_acceptance(out / "acceptance.png", table)
-    plots.plot_spectrograms(out / "spectrograms.png", [c for c in clips if c.spoken][: len(modes)])
+    clip_plots.plot_spectrograms(out / "spectrograms.png", [c for c in clips if c.spoken][: len(modes)])
     facts = {
         "command": f"`python -m vadusa_jax.evaluate {' '.join(sys.argv[1:])}`",
         "sentences": f"{len(speakable)} spoken, {blank} blank lines and {len(set_aside)} others skipped",
