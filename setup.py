@@ -12,7 +12,7 @@ CORE = [
     "importlib_resources",  # tfds asks for it when it writes
     "tensorflow-datasets>=4.9.9",
     "numpy>=2.0",
-    "scipy",
+    "scipy>=1.15",
     "ml_collections",
     "absl-py",
     "safetensors",

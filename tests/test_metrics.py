@@ -102,7 +102,7 @@ class Loudness:
 def test_utmos_marks_where_its_package_is_installed(recogniser, monkeypatch):
     clips = [Clip(s, "truth", 0, s.wave_P, s.sample_rate) for s in load_testset("everyday")[:2]]
     monkeypatch.setitem(sys.modules, "utmos", None)
-    metrics._utmos.cache_clear()
+    metrics.utmos_model.cache_clear()
     with pytest.raises(ImportError, match="pip install utmos"):
         score(clips, recogniser, utmos=True)
     monkeypatch.setitem(sys.modules, "utmos", types.SimpleNamespace(Score=Loudness))
@@ -111,7 +111,7 @@ def test_utmos_marks_where_its_package_is_installed(recogniser, monkeypatch):
     assert row["utmos"] == pytest.approx(1 + 4 * np.mean(peaks)) and row["utmos"] != row["dnsmos"]
     assert "utmos" not in rows(score(clips, recogniser), {})[0]
     assert metrics.utmos(np.zeros(0, np.float32), RATE) == metrics.MOS_FLOOR
-    metrics._utmos.cache_clear()
+    metrics.utmos_model.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -17,15 +17,14 @@ from absl import app, flags, logging
 
 from vadusa_jax.evaluation import ablation, ablation_plots, report
 from vadusa_jax.evaluation.ablation import Study, Subject, fingerprint
-from vadusa_jax.evaluation.ablation_report import page, written
+from vadusa_jax.evaluation.ablation_report import SUMMARY, page, written
 from vadusa_jax.evaluation.clips import split_speakable
 from vadusa_jax.evaluation.grid import RULES, grid, obstacle, samplings
-from vadusa_jax.evaluation.metrics import Recogniser
+from vadusa_jax.evaluation.metrics import BUNDLED, Recogniser
 from vadusa_jax.evaluation.testsets import read_sentences
 from vadusa_jax.model.folder import load_lm
 from vadusa_jax.voice import DEMO_MODEL, Voice
 
-BUNDLED = "Whisper tiny.en, int8, temperature 0"
 PICTURES = {
     "heads.png": ablation_plots.plot_heads,
     "tolerance.png": ablation_plots.plot_tolerance,
@@ -93,6 +92,8 @@ def main(argv: list[str]) -> None:
             samplings(one.voice.config.decode, changes),
         )
         speakable, set_aside = split_speakable(one.voice, sentences[: LIMIT.value])
+        if not speakable:
+            raise app.UsageError(f"no sentence in {TEXTS.value} can be spoken by {name} ({len(set_aside)} cannot)")
         facts |= {f"not spoken by {name} ({sentence.id})": why for sentence, why in set_aside}
         left_out += [(name, cell, why) for cell in cells if (why := obstacle(one.voice, cell, BATCH.value))]
         waves = out / "wav" if WAVES.value else None
@@ -103,7 +104,7 @@ def main(argv: list[str]) -> None:
     report.write_csv(out / "ablation.csv", table)
     pictures = [name for name, plot in PICTURES.items() if plot(out / name, table)]
     report.write_text(out / "ablation.md", page(facts, table, left_out, pictures))
-    print(report.markdown_table(table, report.SUMMARY))
+    print(report.markdown_table(table, SUMMARY))
     for name, cell, why in left_out:
         print(f"Left out: {name}, {written(cell)}: {why}")
     print(f"Report: {out / 'ablation.md'}, with {', '.join(pictures)} and the rows as CSV and JSON beside it")

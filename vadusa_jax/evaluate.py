@@ -16,7 +16,7 @@ from absl import app, flags, logging
 from vadusa_jax.decode.modes import parse_mode
 from vadusa_jax.evaluation import clip_plots, plots, report
 from vadusa_jax.evaluation.clips import reference_clips, speak, split_speakable
-from vadusa_jax.evaluation.metrics import Recogniser, SpeakerEncoder, WavLMSpeaker
+from vadusa_jax.evaluation.metrics import BUNDLED, Recogniser, SpeakerEncoder, WavLMSpeaker, utmos_model
 from vadusa_jax.evaluation.scores import conditions, rows, score
 from vadusa_jax.evaluation.speakers import likeness, read_speakers
 from vadusa_jax.evaluation.testsets import read_sentences
@@ -47,34 +47,39 @@ def main(argv: list[str]) -> None:
     out, voice = Path(OUT.value), Voice.from_pretrained(MODEL.value)
     modes = {name: parse_mode(name, NODES.value, voice.config.decode) for name in MODES.value}
     sentences, blank = read_sentences(TEXTS.value)
-    speakable, set_aside = split_speakable(voice, sentences[: LIMIT.value])
+    # What may be missing is missed before anything is spoken.
+    recogniser = Recogniser(RECOGNISER.value, CPU_THREADS.value)
+    if UTMOS.value:
+        utmos_model()
+    speakers = read_speakers(voice, Path(PROMPTS.value)) if PROMPTS.value else []
+    if speakers:
+        embed = WavLMSpeaker(SPEAKER_MODEL.value) if SPEAKER_MODEL.value else SpeakerEncoder()
+    longest = max((speaker.voice for speaker in speakers), key=lambda one: len(one.prompt), default=voice)
+    speakable, set_aside = split_speakable(longest, sentences[: LIMIT.value])
     if not speakable:
         raise app.UsageError(f"no sentence in {TEXTS.value} can be spoken ({blank} blank, {len(set_aside)} others)")
     ran = {name: conditions(voice, mode, BATCH.value) for name, mode in modes.items()}
 
     clips = reference_clips(speakable, voice.codec, out / "wav")
-    speakers = read_speakers(voice, Path(PROMPTS.value)) if PROMPTS.value else []
     for n, (as_speaker, name) in enumerate([(s.voice, s.name) for s in speakers] or [(voice, "")]):
         own = speakable[n :: max(1, len(speakers))]
         clips += speak(as_speaker, own, modes, SEEDS.value, out / "wav", BATCH.value, name)
-    scored = score(clips, Recogniser(RECOGNISER.value, CPU_THREADS.value), utmos=UTMOS.value)
+    scored = score(clips, recogniser, utmos=UTMOS.value)
     table, utterances = rows(scored, ran), report.utterance_rows(scored)
-    alike = []
-    if speakers:
-        embed = WavLMSpeaker(SPEAKER_MODEL.value) if SPEAKER_MODEL.value else SpeakerEncoder()
-        alike = likeness(clips, speakers, embed)
-
     report.write_json(out / "metrics.json", table)
     report.write_csv(out / "metrics.csv", table)
     report.write_csv(out / "utterances.csv", utterances)
+    alike = likeness(clips, speakers, embed) if speakers else []
     if alike:
         report.write_csv(out / "speakers.csv", alike)
     plots.plot_acceptance(out / "acceptance.png", table)
-    clip_plots.plot_spectrograms(out / "spectrograms.png", [c for c in clips if c.spoken][: len(modes)])
+    first = next(clip for clip in clips if clip.spoken)
+    same = [c for c in clips if c.spoken and (c.sentence.id, c.seed) == (first.sentence.id, first.seed)]
+    clip_plots.plot_spectrograms(out / "spectrograms.png", same)
     facts = {
         "command": f"`python -m vadusa_jax.evaluate {' '.join(sys.argv[1:])}`",
         "sentences": f"{len(speakable)} spoken, {blank} blank lines and {len(set_aside)} others skipped",
-        "recogniser": RECOGNISER.value or "Whisper tiny.en, int8, temperature 0",
+        "recogniser": RECOGNISER.value or BUNDLED,
     }
     facts |= {f"not spoken ({sentence.id})": why for sentence, why in set_aside}
     report.write_text(out / "report.md", report.report("Evaluation", facts, table, utterances, alike))

@@ -39,7 +39,7 @@ def fetch(name: str | Path, revision: str | None = None, files: Sequence[str] = 
 
 
 def push(folder: Path, name: str, private: bool | None = None) -> str:
-    """Makes the repository `name` hold FILES of the folder and no others of them; returns its address.
+    """Makes the repository `name` hold FILES of the folder and no other JSON or safetensors; returns its address.
 
     Args:
         private: visibility of a repository that is made now; by default what its owner has set. One that exists

@@ -47,7 +47,7 @@ from vadusa_jax.data.corpora import Utterance
 from vadusa_jax.data.records import LeftOut, Limits, read_utterance
 from vadusa_jax.data.splits import open_corpus
 from vadusa_jax.model.nar import NarConfig, save_nar
-from vadusa_jax.speech import Codec, load_codec
+from vadusa_jax.speech import Codec, FsqCodec, load_codec
 from vadusa_jax.speech.fsq import CodecConfig
 from vadusa_jax.speech.recordings import Recording
 from vadusa_jax.speech.rendered import RenderedCodec, sizes_for
@@ -63,8 +63,8 @@ CORPUS = flags.DEFINE_string(
     "corpus", None, "Folder <speaker>/<chapter>/<utterance>.wav, or the one that holds it as train."
 )
 OUT = flags.DEFINE_string("out", "out/codec", "Codec folder to write.")
-MINUTES_CODEC = flags.DEFINE_float("minutes_codec", DEFAULTS.minutes_codec, "Training of the tokens.", 0.0)
-MINUTES_VOCODER = flags.DEFINE_float("minutes_vocoder", DEFAULTS.minutes_vocoder, "Training of the vocoder.", 0.0)
+MINUTES_CODEC = flags.DEFINE_float("minutes_codec", DEFAULTS.minutes_codec, "Training of the tokens.", 0.01)
+MINUTES_VOCODER = flags.DEFINE_float("minutes_vocoder", DEFAULTS.minutes_vocoder, "Training of the vocoder.", 0.01)
 SEED = flags.DEFINE_integer("seed", DEFAULTS.seed, "Seed of the parameters and of the order of the data.")
 HOURS = flags.DEFINE_float("hours", None, "Use at most this much of the corpus, spread evenly.", 0.0)
 MODEL = flags.DEFINE_string("model", None, "hub, kmeans: kind, hub name or folder of the model.")
@@ -151,6 +151,11 @@ def train_sound(out: Path, other: Codec | None) -> None:
         DEFAULTS, minutes_codec=MINUTES_CODEC.value, minutes_vocoder=MINUTES_VOCODER.value, seed=SEED.value
     )
     codec = load_codec(out) if (out / "codec.json").exists() else None
+    wanted = RenderedCodec if other else FsqCodec
+    if codec and not isinstance(codec, wanted):
+        raise app.UsageError(f"{out} holds a {type(codec).__name__}, a {wanted.__name__} is asked: give another --out")
+    if codec and other:
+        other = codec.inner  # whose tokens stage 1 learned
     if codec and codec.renderer.vocoder and not AGAIN.value:
         print(f"{out} is complete; --again trains its vocoder further")
         return

@@ -130,7 +130,8 @@ class Rows:
                     raise ValueError(f"it takes {length} positions, {self._length_N[number]} when it was written")
             except Exception as error:  # see `name`
                 self._leave_out(self.name(number), f"{type(error).__name__}: {error}")
-                return None
+                if number == i:  # what lacks only its speech prompt is learned without it
+                    return None
         return sequence(prompted(*read, self._space) if len(read) > 1 else read[0], self._model)
 
     def _leave_out(self, name: str, reason: str) -> None:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from tqdm import tqdm
 
-from vadusa_jax.evaluation.clips import recorded, reference_clips, speak
+from vadusa_jax.evaluation.clips import TRUTH, recorded, reference_clips, speak
 from vadusa_jax.evaluation.grid import Cell, drafts_with_heads, obstacle
 from vadusa_jax.evaluation.metrics import Recogniser
 from vadusa_jax.evaluation.report import utterance_rows, write_json
@@ -55,13 +55,13 @@ def run(study: Study, subject: Subject, cells: Sequence[Cell]) -> Iterator[dict]
     A cell that is found finished is not measured again.
     """
     known = _heard_before(study)
-    yield from _finished(study, "reference", _identity(study, subject), lambda: _references(study, subject, known))
+    for row in _finished(study, "reference", _identity(study, subject), lambda: _references(study, subject, known)):
+        yield row if row["mode"] == TRUTH else {"model": subject.name} | row
     bar = tqdm([cell for cell in cells if not obstacle(subject.voice, cell, study.batch)], disable=None)
     for cell in bar:
         bar.set_description(f"{subject.name}: {cell.name}")
-        for row in _finished(
-            study, cell.name, _identity(study, subject, cell), lambda cell=cell: measure(study, subject, cell, known)
-        ):
+        identity, waves = _identity(study, subject, cell), _waves(study, subject, cell)
+        for row in _finished(study, cell.name, identity, lambda cell=cell: measure(study, subject, cell, known), waves):
             yield {"model": subject.name} | row
 
 
@@ -70,7 +70,7 @@ def measure(study: Study, subject: Subject, cell: Cell, known: dict[str, Heard])
     config = dataclasses.replace(subject.voice.config, decode=cell.decode)
     voice, plain = dataclasses.replace(subject.voice, config=config), cell == cell.reference
     modes = {AR: cell.reference.parsed} | ({} if plain else {cell.mode: cell.parsed})
-    out = study.waves / subject.name / cell.name if study.waves else None
+    out = _waves(study, subject, cell)
     clips = speak(_FirstHeads(voice, cell.heads), study.sentences, modes, study.seeds, out, study.batch)
     scored = score([*recorded(study.sentences), *clips], study.recogniser, known)
     ran = {name: conditions(voice, mode, study.batch, cell.heads) for name, mode in modes.items()}
@@ -121,11 +121,18 @@ def _identity(study: Study, subject: Subject, cell: Cell | None = None) -> dict:
     return identity | conditions | dataclasses.asdict(cell)
 
 
-def _finished(study: Study, name: str, identity: dict, work: Callable[[], Measured]) -> list[dict]:
-    """The rows of what is kept under this identity, or of the work, which is then kept."""
+def _waves(study: Study, subject: Subject, cell: Cell) -> Path | None:
+    """Where the WAVs of a cell go."""
+    return study.waves / subject.name / cell.name if study.waves else None
+
+
+def _finished(
+    study: Study, name: str, identity: dict, work: Callable[[], Measured], waves: Path | None = None
+) -> list[dict]:
+    """The rows of what is kept under this identity (with `waves`, if they are there), or of the work, then kept."""
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
     path = study.folder / f"{name}-{digest}.json"
-    if not path.exists():
+    if not path.exists() or (waves and not waves.exists()):
         made, scored = work()
         heard = {wave_key(one.clip): dataclasses.asdict(Heard(one.transcript, one.dnsmos)) for one in scored}
         write_json(path, {"identity": identity, "rows": made, "utterances": utterance_rows(scored), "heard": heard})

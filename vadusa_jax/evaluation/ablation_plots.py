@@ -1,5 +1,6 @@
 """Rows of an ablation -> pictures: speed-up against heads, quality against tolerance, and what quality costs speed."""
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -25,7 +26,10 @@ def plot_heads(path: Path, rows: Sequence[Mapping]) -> bool:
     rows = [row for row in rows if row.get("heads")]
     if len({row["heads"] for row in rows}) < 2:
         return False
-    _lines(path, rows, "heads", "draft heads", ("speedup", "tokens_per_step"), lambda row: row["mode"])
+    own = {model: {row["heads"] for row in rows if row["model"] == model} for model in {row["model"] for row in rows}}
+    one_each = all(len(heads) == 1 for heads in own.values())  # a model for every number: they make one line
+    keys, but = ("speedup", "tokens_per_step"), ("model",) if one_each else ()
+    _lines(path, rows, "heads", "draft heads", keys, lambda row: row["mode"], but=but)
     return True
 
 
@@ -75,9 +79,10 @@ def _lines(
     keys: Sequence[str],
     line: Callable[[Mapping], str],
     frame: Iterable[Mapping] = (),
+    but: Sequence[str] = (),
 ) -> None:
-    """One panel for each of the keys; rows that `line` names alike are joined."""
-    label, frame = _labels(rows, line), list(frame)
+    """One panel for each of the keys; rows that `line` names alike are joined, and `but` does not tell them apart."""
+    label, frame = _labels(rows, line, but), list(frame)
     names = list(dict.fromkeys(map(label, rows)))
     figure, axes = plt.subplots(1, len(keys), figsize=(12, 4.4), layout="constrained")
     for axis, key in zip(axes, keys, strict=True):
@@ -102,9 +107,10 @@ def _errorbars(axis: plt.Axes, rows: Sequence[Mapping], x: str, y: str, label: s
 
 def _frame(axis: plt.Axes, rows: Iterable[Mapping], key: str) -> None:
     """What the recogniser makes of recordings and of their resynthesis, as level lines."""
-    for row, style in zip(rows, (":", "--", "-."), strict=False):
+    for row, style in zip(rows, itertools.cycle((":", "--", "-.")), strict=False):
         if row.get(key) is not None:
-            axis.axhline(LABELS[key][1] * row[key], color="black", linewidth=0.8, linestyle=style, label=row["mode"])
+            name = " ".join(filter(None, (row["mode"], row.get("model"))))
+            axis.axhline(LABELS[key][1] * row[key], color="black", linewidth=0.8, linestyle=style, label=name)
 
 
 def _finish(figure: plt.Figure, axes: Iterable[plt.Axes], rows: Sequence[Mapping]) -> None:
@@ -118,9 +124,11 @@ def _finish(figure: plt.Figure, axes: Iterable[plt.Axes], rows: Sequence[Mapping
     )
 
 
-def _labels(rows: Sequence[Mapping], line: Callable[[Mapping], str]) -> Callable[[Mapping], str]:
+def _labels(
+    rows: Sequence[Mapping], line: Callable[[Mapping], str], but: Sequence[str] = ()
+) -> Callable[[Mapping], str]:
     """Names a row's line: by `line`, and by model and sampling where the rows differ in them."""
-    differing = [key for key in ("model", *SAMPLING) if len({row[key] for row in rows}) > 1]
+    differing = [key for key in ("model", *SAMPLING) if key not in but and len({row[key] for row in rows}) > 1]
     return lambda row: ", ".join([line(row), *(f"{key.replace('_', '-')} {row[key]}" for key in differing)])
 
 

@@ -12,7 +12,7 @@ COLUMNS: Columns = {
     "mode": ("mode", str),
     "heads": ("heads", str),
     "nodes": ("nodes", str),
-    **{key: (key.replace("_", "-"), str) for key in ("temperature", "top_k", "top_p")},
+    **{key: (key.replace("_", "-"), str) for key in ("temperature", "top_k", "top_p", "repeat_window")},
     **{key: SPEED[key] for key in ("batch", "device", "dtype", "tokens", "tokens_per_step")},
     "tokens_per_step_interval": SPEED["tokens_per_step_interval"],
     "rtf": SPEED["rtf"],
@@ -22,6 +22,15 @@ COLUMNS: Columns = {
     **{key: QUALITY[key] for key in ("wer_over_ar", "wer_over_ar_interval", "cer", "cer_interval")},
     **{key: QUALITY[key] for key in ("dnsmos", "dnsmos_interval")},
     **{key: SPEED[key] for key in ("identical_to_ar", "finish_reasons")},
+}
+
+
+SUMMARY: Columns = {
+    key: COLUMNS[key]
+    for key in (
+        *("model", "mode", "heads", "nodes", "temperature", "top_k", "top_p", "repeat_window"),
+        *("batch", "device", "dtype", "tokens", "tokens_per_step", "speedup", "wer"),
+    )
 }
 
 

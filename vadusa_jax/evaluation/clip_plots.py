@@ -1,5 +1,6 @@
 """Clips -> pictures: which pass said what, over the spectrogram, and one pass with all that it drafted."""
 
+import os
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -84,7 +85,10 @@ def plot_step(path: Path, clip: Clip, steps: Sequence[Step], number: int | None 
     strip.set_ylabel("passes", rotation=0, ha="right", va="center")
     save_figure(figure, path)
     with Image.open(path) as picture:  # a quarter of the bytes: this one is shown in the README
-        picture.convert("RGB").quantize(64).save(path, format="png", optimize=True)
+        small = picture.convert("RGB").quantize(64)
+    aside = path.with_name(path.name + ".partial")
+    small.save(aside, format="png", optimize=True)
+    os.replace(aside, path)
 
 
 def _story(clip: Clip) -> str:

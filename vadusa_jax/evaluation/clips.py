@@ -13,6 +13,7 @@ import soundfile
 from tqdm import tqdm
 
 from vadusa_jax.evaluation.testsets import Sentence
+from vadusa_jax.speech.features import check_wave
 
 TRUTH, CODEC = "ground_truth", "codec"  # they frame the modes: what the recogniser makes of perfect speech and tokens
 
@@ -56,7 +57,11 @@ def reference_clips(sentences: Iterable[Sentence], codec: Any, out: Path | None 
     """The recordings of the sentences that have one, and the same through the codec, which go to `out`."""
     clips = []
     for truth in tqdm(recorded(sentences), "resynthesise", disable=None, leave=None):
-        resynthesis_P = codec.decode(codec.encode(truth.wave_P))
+        heard_P = check_wave(truth.wave_P, truth.sample_rate, codec.sample_rate)
+        if getattr(codec, "codebooks", 1) > 1:
+            resynthesis_P = codec.decode_all(codec.encode_all(heard_P))
+        else:
+            resynthesis_P = codec.decode(codec.encode(heard_P))
         clips += [truth, Clip(truth.sentence, CODEC, 0, resynthesis_P, codec.sample_rate)]
         if out:
             save_wave(out / CODEC / f"{truth.sentence.id}.wav", resynthesis_P, codec.sample_rate)

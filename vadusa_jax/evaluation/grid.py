@@ -38,7 +38,7 @@ class Cell:
     def name(self) -> str:
         """The cell in a file name."""
         heads, d = f"-heads-{self.heads}" if self.heads else "", self.decode
-        return f"{file_name(self.mode)}{heads}-t{d.temperature}-k{d.top_k}-p{d.top_p}"
+        return f"{file_name(self.mode)}{heads}-t{d.temperature}-k{d.top_k}-p{d.top_p}-w{d.repeat_window}"
 
 
 def grid(
@@ -54,10 +54,11 @@ def grid(
     made = []
     for decode, text in itertools.product(sampling, modes):
         mode = parse_mode(text, decode=decode)
-        by_heads = drafts_with_heads(mode)
         sized = mode.drafter == "heads" and not (mode.nodes or mode.chain)
-        for size, count in itertools.product(nodes if sized else [None], heads if by_heads else [None]):
-            made.append(Cell(f"{text}:nodes={size}" if size else text, count, decode))
+        for size in nodes if sized else [None]:
+            one = f"{text}:nodes={size}" if size else text
+            by_heads = drafts_with_heads(parse_mode(one, decode=decode))
+            made += [Cell(one, count, decode) for count in (heads if by_heads else [None])]
     return list(dict.fromkeys(each for cell in made for each in (cell.reference, cell)))
 
 

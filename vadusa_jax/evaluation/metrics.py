@@ -15,6 +15,7 @@ import numpy as np
 from scipy.signal import resample_poly
 
 SAMPLE_RATE = 16_000  # Hz, of the recogniser and of the quality predictor
+BUNDLED = "Whisper tiny.en, int8, temperature 0"
 MOS_FLOOR = 1.0  # the worst mark of the scale, given to an utterance without any audio
 TOKENS_PER_SECOND = 16  # nobody speaks faster: bounds the loops that a small recogniser falls into on a bad clip
 
@@ -106,7 +107,8 @@ def dnsmos(wave_P: np.ndarray, sample_rate: int) -> float:
 
 
 @functools.cache
-def _utmos():
+def utmos_model():
+    """The predictor of `utmos`; raises ImportError where its package is not installed."""
     try:
         from utmos import Score
     except ImportError as error:
@@ -123,7 +125,7 @@ def utmos(wave_P: np.ndarray, sample_rate: int) -> float:
     if not wave_P.size:
         return MOS_FLOOR
     wave = torch.from_numpy(np.clip(wave_P, -1, 1).astype(np.float32))[None]
-    return float(np.mean(_utmos().calculate_wav(wave, sample_rate)))
+    return float(np.mean(utmos_model().calculate_wav(wave, sample_rate)))
 
 
 class WavLMSpeaker:
@@ -137,11 +139,12 @@ class WavLMSpeaker:
         self._wavlm = WavLMForXVector.from_pretrained(model).eval()
 
     def __call__(self, wave_P: np.ndarray, sample_rate: int) -> np.ndarray:
-        """The vector of a mono float32 wave of any rate, which is at least a fifth of a second long."""
+        """The vector of a mono float32 wave of any rate; less than a third of a second is filled up with silence."""
         import torch
 
         own = self._extractor.sampling_rate
         wave_P = resample_poly(np.asarray(wave_P, np.float64), own, sample_rate)
+        wave_P = np.pad(wave_P, (0, max(0, own // 3 - len(wave_P))))  # 16 frames: what its statistics need
         heard = self._extractor(wave_P.astype(np.float32), sampling_rate=own, return_tensors="pt")
         with torch.inference_mode():
             return self._wavlm(**heard).embeddings[0].numpy()
@@ -151,8 +154,11 @@ class SpeakerEncoder:
     """Who speaks, as a unit vector: Resemblyzer's encoder (Wan et al., arXiv 1710.10467), extra `[speakers]`."""
 
     def __init__(self):
-        with warnings.catch_warnings(action="ignore"):  # its voice detector asks for pkg_resources, which will go
-            from resemblyzer import VoiceEncoder, preprocess_wav
+        try:
+            with warnings.catch_warnings(action="ignore"):  # its voice detector asks for pkg_resources, which will go
+                from resemblyzer import VoiceEncoder, preprocess_wav
+        except ImportError as error:
+            raise ImportError(f"who speaks is told by Resemblyzer, the extra [speakers]: {error}") from error
 
         self._encoder, self._preprocess = VoiceEncoder("cpu", verbose=False), preprocess_wav
 

@@ -67,22 +67,23 @@ def likeness(clips: Iterable[Clip], speakers: Sequence[Speaker], embed: Embed) -
     """
     numbers = {speaker.name: n for n, speaker in enumerate(speakers)}
     prompt_SE = np.stack([_direction(embed, speaker.prompt_P, speaker.sample_rate) for speaker in speakers])
-    heard = [(clip.mode, numbers[clip.speaker], clip.wave_P, clip.sample_rate) for clip in clips if clip.speaker]
-    heard += [(RECORDED, n, s.other_P, s.sample_rate) for n, s in enumerate(speakers) if s.other_P is not None]
-    alike: dict[str, list[tuple[float, float, float]]] = {}
-    for mode, own, wave_P, rate in tqdm(heard, "compare", disable=None, leave=None):
+    heard = [(c.mode, c.sentence.id, numbers[c.speaker], c.wave_P, c.sample_rate) for c in clips if c.speaker]
+    heard += [(RECORDED, s.name, n, s.other_P, s.sample_rate) for n, s in enumerate(speakers) if s.other_P is not None]
+    alike: dict[str, dict[str, list[tuple[float, float, float]]]] = {}
+    for mode, id, own, wave_P, rate in tqdm(heard, "compare", disable=None, leave=None):
         if len(wave_P):  # a clip without sound is like nobody
             cosine_S = prompt_SE @ _direction(embed, wave_P, rate)
             others = np.delete(cosine_S, own)
             found = float(cosine_S[own]), float(others.mean()), float((cosine_S[own] > others).mean())
         else:
             found = 0.0, 0.0, 0.0
-        alike.setdefault(mode, []).append(found)
+        alike.setdefault(mode, {}).setdefault(id, []).append(found)
     rows = []
     for mode in sorted(alike, key=lambda mode: mode != RECORDED):
-        row = {"mode": mode, "speakers": len(speakers), "clips": len(alike[mode])}
-        for key, values in zip(("own", "others", "pairs"), zip(*alike[mode], strict=True), strict=True):
-            rate = values, [1] * len(values)
+        by_id = list(alike[mode].values())  # seeds of one sentence are no independent clips
+        row = {"mode": mode, "speakers": len(speakers), "clips": sum(map(len, by_id))}
+        for number, key in enumerate(("own", "others", "pairs")):
+            rate = [sum(found[number] for found in one) for one in by_id], [len(one) for one in by_id]
             row |= {key: intervals.pooled(rate), f"{key}_interval": intervals.interval(rate)}
         rows.append(row)
     return rows

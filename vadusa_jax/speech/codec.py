@@ -17,7 +17,7 @@ from flax import nnx
 
 from vadusa_jax import config as configs
 from vadusa_jax.speech import features
-from vadusa_jax.speech.fsq import CodecConfig, Encoder, Fsq
+from vadusa_jax.speech.fsq import CodecConfig, Encoder, Fsq, log_mel
 from vadusa_jax.speech.renderer import Renderer, bucket, new_renderer, token_mask
 from vadusa_jax.weights import load_weights, save_weights
 
@@ -175,6 +175,6 @@ def new_codec(config: CodecConfig, seed: int | None) -> FsqCodec:
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _encode(config: CodecConfig, graph: nnx.GraphDef, state: nnx.State, wave_BP: jax.Array, valid: int) -> jax.Array:
     encoder = nnx.merge(graph, state)
-    mel_BFM = features.log_mel(wave_BP, config.sample_rate, config.n_fft, config.hop, config.mels)
+    mel_BFM = log_mel(config, wave_BP)
     digits_BTD = encoder(mel_BFM, token_mask(wave_BP.shape[1] // config.token_samples, valid))
     return Fsq(config.levels).tokens(digits_BTD)

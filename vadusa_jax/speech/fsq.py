@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from vadusa_jax.speech import features
 from vadusa_jax.speech.convnext import ConvNeXt
 
 
@@ -91,6 +92,11 @@ class CodecConfig:
     def token_samples(self) -> int:
         """Waveform samples of one token."""
         return self.hop * self.stack
+
+
+def log_mel(config: CodecConfig, wave_BP: jax.Array) -> jax.Array:
+    """What the codec makes of waves [B, P]: log-mel [B, F, M], `stack` frames a token."""
+    return features.log_mel(wave_BP, config.sample_rate, config.n_fft, config.hop, config.mels)
 
 
 def to_unit(mel: jax.Array) -> jax.Array:

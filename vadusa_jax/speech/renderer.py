@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 
 from vadusa_jax.speech import features
-from vadusa_jax.speech.fsq import CodecConfig, Decoder, Timbre
+from vadusa_jax.speech.fsq import CodecConfig, Decoder, Timbre, log_mel
 from vadusa_jax.speech.vocoder import Vocoder
 from vadusa_jax.weights import load_weights, save_weights
 
@@ -79,7 +79,7 @@ class Renderer:
         return np.asarray(_timbre(self.config, *nnx.split(self.timbre), padded, count))[0]
 
     def save(self, folder: Path) -> None:
-        """Writes one float16 safetensors file per part."""
+        """Writes one float16 safetensors file per part; of timbres only the usual one, not that of `like`."""
         for name in ("decoder", "vocoder", "timbre"):
             if part := getattr(self, name):
                 save_weights(part, folder / f"{name}.safetensors")
@@ -128,6 +128,6 @@ def _decode(config, decoder_graph, decoder_state, vocoder_graph, vocoder_state, 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _timbre(config: CodecConfig, graph: nnx.GraphDef, state: nnx.State, wave_BP: jax.Array, valid: int) -> jax.Array:
-    mel_BFM = features.log_mel(wave_BP, config.sample_rate, config.n_fft, config.hop, config.mels)
+    mel_BFM = log_mel(config, wave_BP)
     mask_BT = token_mask(wave_BP.shape[1] // config.token_samples, valid)
     return nnx.merge(graph, state)(mel_BFM, jnp.repeat(mask_BT, config.stack, axis=1))

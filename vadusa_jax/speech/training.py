@@ -24,11 +24,10 @@ import optax.contrib
 from flax import nnx
 from tqdm import tqdm
 
-from vadusa_jax.speech import features
 from vadusa_jax.speech.codec import FsqCodec, new_codec
 from vadusa_jax.speech.convnext import ConvNeXt
 from vadusa_jax.speech.discriminator import Discriminator, deceiving_loss, judging_loss, matching_loss
-from vadusa_jax.speech.fsq import CodecConfig, Fsq, unit_size
+from vadusa_jax.speech.fsq import CodecConfig, Fsq, log_mel, unit_size
 from vadusa_jax.speech.recordings import Batch, BatchSizes, Recording, crops, sentence_rows
 from vadusa_jax.speech.rendered import RenderedCodec
 from vadusa_jax.speech.renderer import Renderer, new_renderer
@@ -131,13 +130,9 @@ def train_vocoder(
     return dataclasses.replace(codec, renderer=dataclasses.replace(renderer, vocoder=trained["vocoder"])), figures
 
 
-def _log_mel(config: CodecConfig, wave_BP: jax.Array) -> jax.Array:
-    return features.log_mel(wave_BP, config.sample_rate, config.n_fft, config.hop, config.mels)
-
-
 def token_loss(config: CodecConfig, phone_weight: float, modules: dict[str, nnx.Module], batch: Batch):
     """L1 of the log-mel over what is sound, and the reader's CTC loss per phone where there is a reader."""
-    mask_BT, mel_BFM = batch["mask_BT"], _log_mel(config, batch["wave_BP"])
+    mask_BT, mel_BFM = batch["mask_BT"], log_mel(config, batch["wave_BP"])
     digits_BTD, made_BFM = _coded(config, modules, batch, mel_BFM)
     mask_BF1 = jnp.repeat(mask_BT, config.stack, axis=1)[..., None]
     mel_loss = (jnp.abs(made_BFM - mel_BFM) * mask_BF1).sum() / (mask_BF1.sum() * config.mels)
@@ -155,7 +150,7 @@ def _coded(
     """Digits [B, T, D] of our own codec (None of another), and the log-mel [B, F, M] decoded from the tokens."""
     decoder, timbre_BE, digits_BTD = modules["decoder"], None, None
     if "timbre" in modules:
-        reference_BFM = _log_mel(config, batch["reference_BP"])
+        reference_BFM = log_mel(config, batch["reference_BP"])
         timbre_BE = modules["timbre"](reference_BFM, jnp.ones(reference_BFM.shape[:2]))
     if "encoder" in modules:
         digits_BTD = modules["encoder"](mel_BFM, batch["mask_BT"])
@@ -174,12 +169,12 @@ def wave_loss(config: CodecConfig, training: CodecTraining, modules: dict[str, n
     margin = training.batch.margin_tokens
     inner_T, inner_F = (slice(margin * n, -margin * n) for n in (1, config.stack))
     wave_BP = batch["wave_BP"][:, margin * config.token_samples : -margin * config.token_samples]
-    mel_BFM, half = _log_mel(config, batch["wave_BP"]), len(wave_BP) // 2
+    mel_BFM, half = log_mel(config, batch["wave_BP"]), len(wave_BP) // 2
     mask_BF = jnp.repeat(batch["mask_BT"][:, inner_T], config.stack, axis=1)
     _, decoded_HFM = _coded(config, modules, {name: x[half:] for name, x in batch.items()}, mel_BFM[half:])
     heard_BFM = jnp.concatenate([mel_BFM[:half], decoded_HFM])[:, inner_F]
     made_BP = modules["vocoder"](heard_BFM, mask_BF)
-    mel_loss = jnp.abs(_log_mel(config, made_BP) - mel_BFM[:, inner_F]).mean()
+    mel_loss = jnp.abs(log_mel(config, made_BP) - mel_BFM[:, inner_F]).mean()
     loss = spectral_loss(made_BP, wave_BP)
 
     judge, recorded = modules["judge"], modules["judge"](wave_BP)

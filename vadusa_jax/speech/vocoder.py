@@ -1,6 +1,7 @@
-"""Log-mel -> waveform: ConvNeXt blocks at the frame rate and an inverse-STFT head (Vocos, arXiv 2306.00814), no GAN.
+"""Log-mel -> waveform: ConvNeXt blocks at the frame rate and an inverse-STFT head (Vocos, arXiv 2306.00814).
 
-The losses compare spectra at several resolutions (Yamamoto et al., 2020, arXiv 1910.11480) and the log-mel itself.
+The losses compare spectra at several resolutions (Yamamoto et al., 2020, arXiv 1910.11480) and the log-mel itself;
+a discriminator judges beside them (`discriminator.py`).
 """
 
 import jax
