@@ -88,6 +88,17 @@ def test_heads_and_nodes_vary_only_where_they_matter(mode, count):
     assert len(grid([mode], [8, 16], [1, 2], [DECODE])) == count
 
 
+def test_a_tree_of_one_node_needs_no_heads():
+    assert [(cell.mode, cell.heads) for cell in grid(["exact"], [1, 8], [1, 2], [DECODE])[1:]] == [
+        *(("exact:nodes=1", None), ("exact:nodes=8", 1), ("exact:nodes=8", 2)),
+    ]
+
+
+def test_cells_that_differ_in_sampling_have_names_of_their_own():
+    cells = grid(["ar"], [8], [None], samplings(DECODE, {"temperature": [0.5, 1.0], "repeat_window": [0, 10]}))
+    assert len({cell.name for cell in cells}) == len(cells) == 4
+
+
 def test_samplings_are_all_combinations():
     made = samplings(DECODE, {"temperature": [0.5, 1.0], "top_k": [0, 5, 25], "top_p": []})
     assert len(set(made)) == 6 and {one.top_p for one in made} == {DECODE.top_p}

@@ -127,6 +127,14 @@ def test_prompts_are_of_the_same_speaker_and_every_record_is_said_once(tmp_path)
     stream = batches.train_batches(data, MODEL)
     assert len(stream.names(1)) >= len(unpack(next(stream)))
 
+    bad = pairs[0][0].id  # a record that cannot be used costs those behind it their prompt, and no more
+    damaged = [dataclasses.replace(r, speech=np.full_like(r.speech, 77)) if r.id == bad else r for r in by_id.values()]
+    dataset.write_dataset(tmp_path / "damaged", {"train": damaged}, Vocabulary.english(), facts)
+    rows = batches.Rows(dataclasses.replace(data, dir=str(tmp_path / "damaged")), MODEL, "train", shuffle=True)
+    usable = [[part for part in parts if part.id != bad] for parts in made if parts[-1].id != bad]
+    assert sorted(s for row in rows.plan for s in unpack(rows.batch([row]))) == sorted(map(said, usable))
+    assert list(rows.corrupt) == [bad]
+
 
 def test_unpacking_the_dev_rows_gives_back_every_sequence_once(data):
     found = list(batches.dev_batches(data, MODEL))

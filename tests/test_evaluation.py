@@ -149,6 +149,35 @@ def test_shipped_sets():
     assert sum(path.stat().st_size for path in ROOT.rglob("*.*")) < 12e6
 
 
+class TwoBooks:
+    """A codec of two codebooks at half the recordings' rate: coarse steps, and what they leave."""
+
+    sample_rate, codebooks = RATE // 2, 2
+
+    def encode_all(self, wave_P):
+        coarse_P = np.round(wave_P * 10)
+        return np.stack([coarse_P, np.round(1000 * (wave_P - coarse_P / 10))]).astype(np.int32)
+
+    def decode_all(self, tokens_QT):
+        return (tokens_QT[0] / 10 + tokens_QT[1] / 1000).astype(np.float32)
+
+
+def test_codecs_of_another_rate_and_of_several_codebooks_are_measured():
+    wave_P = 0.1 * np.sin(np.arange(RATE) / 20).astype(np.float32)
+    truth, again = reference_clips([Sentence("a", "the same words", wave_P)], TwoBooks())
+    assert len(again.wave_P) == RATE // 2 and again.audio_s == truth.audio_s == 1.0
+    np.testing.assert_allclose(again.wave_P[100:-100], wave_P[::2][100:-100], atol=2e-3)
+    heard = []
+
+    class Listener(Parrot):
+        def transcribe(self, wave, sample_rate):
+            heard.append((len(wave), sample_rate))
+            return super().transcribe(wave, sample_rate)
+
+    score([truth, again], Listener())
+    assert heard == [(RATE, RATE)] * 2
+
+
 # Rows, tables, pictures
 
 

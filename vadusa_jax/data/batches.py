@@ -124,14 +124,16 @@ class Rows:
         read = []
         for number in self.records(i):
             try:
-                read.append(self._source[number])
-                length = len(sequence(read[-1], self._model)["tokens"])
+                record = self._source[number]
+                length = len(sequence(record, self._model)["tokens"])
                 if length != self._length_N[number]:
                     raise ValueError(f"it takes {length} positions, {self._length_N[number]} when it was written")
             except Exception as error:  # see `name`
                 self._leave_out(self.name(number), f"{type(error).__name__}: {error}")
                 if number == i:  # what lacks only its speech prompt is learned without it
                     return None
+            else:
+                read.append(record)
         return sequence(prompted(*read, self._space) if len(read) > 1 else read[0], self._model)
 
     def _leave_out(self, name: str, reason: str) -> None:
