@@ -337,10 +337,12 @@ def test_the_command_takes_a_codec_trains_its_stage_and_says_what_it_needs(folde
             0,
         ),
         (run("kmeans", "--model", "hubert", "--out", tmp_path / "none"), 1),
+        (run("--corpus", tmp_path, "--out", tmp_path / "codec"), 1),
     ):
         outputs.append("".join(process.communicate(timeout=120)))
         assert process.returncode == code, outputs[-1]
     assert "6 utterances" in outputs[1] and "kmeans needs --corpus" in outputs[2]
+    assert "holds a HubCodec, a FsqCodec is asked: give another --out" in outputs[3]
     assert not (tmp_path / "none").exists()
     codec, tokens_T = load_codec(tmp_path / "same"), load_codec(tmp_path / "codec").encode(noise(24_000))
     assert codec.codebooks == 2 and (codec.encode(noise(24_000)) == tokens_T).all()
