@@ -21,6 +21,11 @@ the codec.
 trains the same mel decoder and vocoder on the tokens of any other codec, so that semantic tokens become audible, in the
 timbre of a reference: both stages of the embedded codec, without an encoder.
 
+    python -m vadusa_jax.train_codec timbre --codec out/codec --corpus LibriTTS/train-clean-100 --out out/codec_timbre
+
+teaches a codec of one speaker the timbres of several. Its tokens stay, and a language model of them can go on.
+Interrupted in its second stage, it goes on with `--again --out out/codec_timbre`.
+
     python -m vadusa_jax.train_codec codebooks --codec out/codec --corpus LibriTTS/train-clean-100 --out out/nar
 
 trains the non-autoregressive stage that fills in the other codebooks of a codec with several (`model/nar.py`); `export
@@ -51,7 +56,7 @@ from vadusa_jax.speech import Codec, FsqCodec, load_codec
 from vadusa_jax.speech.fsq import CodecConfig
 from vadusa_jax.speech.recordings import Recording
 from vadusa_jax.speech.rendered import RenderedCodec, sizes_for
-from vadusa_jax.speech.training import CodecTraining, train_decoder, train_tokens, train_vocoder
+from vadusa_jax.speech.training import CodecTraining, train_decoder, train_timbre, train_tokens, train_vocoder
 from vadusa_jax.text import UnspeakableText, Vocabulary, phonemize
 from vadusa_jax.training import hosts
 from vadusa_jax.training.nar import train_nar
@@ -71,7 +76,7 @@ MODEL = flags.DEFINE_string("model", None, "hub, kmeans: kind, hub name or folde
 CODEBOOKS = flags.DEFINE_integer("codebooks", 1, "hub: codebooks that are used; the first is for the backbone.", 1)
 LAYER = flags.DEFINE_integer("layer", 9, "kmeans: hidden layer whose output is clustered.", 0)
 CLUSTERS = flags.DEFINE_integer("clusters", 500, "kmeans: centres, one token each.", 1)
-CODEC = flags.DEFINE_string("codec", None, "sound, codebooks: folder of the codec.")
+CODEC = flags.DEFINE_string("codec", None, "sound, timbre, codebooks: folder of the codec.")
 STEPS = flags.DEFINE_integer("steps", TrainConfig.steps, "codebooks: steps of training.", 1)
 DEPTH = flags.DEFINE_integer("depth", NarConfig.layers, "codebooks: layers of the stage.", 1)
 WIDTH = flags.DEFINE_integer("width", NarConfig.width, "codebooks: width of the stage, 64 for each attention head.", 64)
@@ -85,10 +90,11 @@ def main(argv: list[str]) -> None:
         "hub": {"model"},
         "kmeans": {"model", "corpus"},
         "sound": {"codec", "corpus"},
+        "timbre": {"codec", "corpus"},
         "codebooks": {"codec", "corpus"},
     }
     if word and (len(word) > 1 or word[0] not in needed):
-        raise app.UsageError(f"the first word must be hub, kmeans, sound, codebooks or none, got {word}")
+        raise app.UsageError(f"the first word must be hub, kmeans, sound, timbre, codebooks or none, got {word}")
     if missing := [name for name in needed[word[0]] if not flags.FLAGS[name].value] if word else not CORPUS.value:
         raise app.UsageError(f"{' '.join(word)} needs --{', --'.join(missing) if word else 'corpus'}")
     match word:
@@ -105,6 +111,8 @@ def main(argv: list[str]) -> None:
             except Preempted as notice:
                 print(notice, file=sys.stderr)
                 sys.exit(PREEMPTED)
+        case ["timbre"]:
+            add_timbre(out, load_codec(CODEC.value))
         case _:
             train_sound(out, load_codec(CODEC.value) if word else None)
 
@@ -147,9 +155,7 @@ def train_codebooks(out: Path) -> None:
 
 def train_sound(out: Path, other: Codec | None) -> None:
     """Both stages of the embedded codec, or of what makes another one's tokens audible; those not there yet."""
-    training = dataclasses.replace(
-        DEFAULTS, minutes_codec=MINUTES_CODEC.value, minutes_vocoder=MINUTES_VOCODER.value, seed=SEED.value
-    )
+    training = recipe()
     codec = load_codec(out) if (out / "codec.json").exists() else None
     wanted = RenderedCodec if other else FsqCodec
     if codec and not isinstance(codec, wanted):
@@ -175,6 +181,27 @@ def train_sound(out: Path, other: Codec | None) -> None:
         save(codec, out, "tokens", figures)
     codec, figures = train_vocoder(codec, recordings, training)
     save(codec, out, "vocoder", figures)
+
+
+def add_timbre(out: Path, old: Codec) -> None:
+    """Gives an embedded codec the timbres of several speakers and leaves its tokens as they are."""
+    if not isinstance(old, FsqCodec):
+        raise app.UsageError(f"{CODEC.value} is no embedded codec: for its tokens there is `sound`")
+    if out.exists():
+        raise app.UsageError(f"{out} is there already: give another --out")
+    recordings = read_recordings(CORPUS.value, Vocabulary.english(), old.sample_rate, HOURS.value)
+    if len({recording.speaker for recording in recordings}) < 2:
+        raise app.UsageError(f"{CORPUS.value} has one speaker: a timbre takes several")
+    codec, figures = train_timbre(old, TIMBRE, recordings, recipe())
+    save(codec, out, "timbre", figures)
+    codec, figures = train_vocoder(codec, recordings, recipe())
+    save(codec, out, "vocoder", figures)
+
+
+def recipe() -> CodecTraining:
+    """What the command line says of the training."""
+    minutes = {"minutes_codec": MINUTES_CODEC.value, "minutes_vocoder": MINUTES_VOCODER.value}
+    return dataclasses.replace(DEFAULTS, seed=SEED.value, **minutes)
 
 
 def read_recordings(root: str, vocabulary: Vocabulary, sample_rate: int, hours: float | None) -> list[Recording]:

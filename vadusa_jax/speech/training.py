@@ -81,25 +81,46 @@ def train_tokens(
     codec = new_codec(config, training.seed)
     reader = Reader(config, training, symbols, rngs=nnx.Rngs(training.seed + 1))
     modules = {"encoder": codec.encoder, "reader": reader}
-    renderer, trained, figures = _train_decoder(codec.renderer, modules, recordings, training)
+    renderer, trained, figures = _train_decoder(codec.renderer, modules, {}, recordings, training)
     return FsqCodec(trained["encoder"], renderer), figures
+
+
+def train_timbre(
+    codec: FsqCodec, timbre: int, recordings: Sequence[Recording], training: CodecTraining
+) -> tuple[FsqCodec, dict[str, float]]:
+    """A codec with the same tokens whose decoder, trained further, takes a timbre of so many numbers; and the figures.
+
+    Its vocoder is the old one, for stage 2 to train further. ValueError if the codec has a timbre already.
+    """
+    if codec.config.timbre:
+        raise ValueError(f"this codec has a timbre of {codec.config.timbre} numbers already")
+    renderer = new_renderer(dataclasses.replace(codec.config, timbre=timbre), training.seed)
+    nnx.update(renderer.decoder, nnx.state(codec.renderer.decoder))
+    for tint in renderer.decoder.tints:  # at first a timbre changes nothing
+        tint.kernel[...] = jnp.zeros_like(tint.kernel[...])
+    renderer, _, figures = _train_decoder(renderer, {}, {"encoder": codec.encoder}, recordings, training)
+    return FsqCodec(codec.encoder, dataclasses.replace(renderer, vocoder=codec.renderer.vocoder)), figures
 
 
 def train_decoder(
     recordings: Sequence[Recording], config: CodecConfig, training: CodecTraining
 ) -> tuple[Renderer, dict[str, float]]:
     """Stage 1 for another codec, whose tokens the recordings have: a renderer without vocoder, and the figures."""
-    renderer, _, figures = _train_decoder(new_renderer(config, training.seed), {}, recordings, training)
+    renderer, _, figures = _train_decoder(new_renderer(config, training.seed), {}, {}, recordings, training)
     return renderer, figures
 
 
 def _train_decoder(
-    renderer: Renderer, modules: dict[str, nnx.Module], recordings: Sequence[Recording], training: CodecTraining
+    renderer: Renderer,
+    modules: dict[str, nnx.Module],
+    fixed: dict[str, nnx.Module],
+    recordings: Sequence[Recording],
+    training: CodecTraining,
 ) -> tuple[Renderer, dict[str, nnx.Module], dict[str, float]]:
     batches = sentence_rows(recordings, renderer.config, training.batch, training.seed)
     loss = functools.partial(token_loss, renderer.config, training.phone_weight)
     modules |= {"decoder": renderer.decoder} | ({"timbre": renderer.timbre} if renderer.timbre else {})
-    trained, figures = fit(modules, {}, loss, batches, training, training.minutes_codec, "tokens")
+    trained, figures = fit(modules, fixed, loss, batches, training, training.minutes_codec, "tokens")
     renderer = dataclasses.replace(renderer, decoder=trained["decoder"], timbre=trained.get("timbre"), vocoder=None)
     if renderer.timbre:
         renderer.timbre.usual[...] = usual_timbre(renderer, recordings)
