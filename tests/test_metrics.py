@@ -80,6 +80,13 @@ def test_recogniser_understands_the_shipped_recordings(recogniser):
     assert all(one.dnsmos > 2 for one in heard)
 
 
+def test_the_mark_is_the_one_of_the_library():
+    from speechmos import dnsmos as predictor
+
+    sentence = load_testset("everyday")[0]
+    assert metrics.dnsmos(sentence.wave_P, RATE) == pytest.approx(predictor.run(sentence.wave_P, RATE)["ovrl_mos"])
+
+
 def test_recogniser_does_not_loop_on_a_bad_clip(recogniser):
     noise_P = np.random.default_rng(0).uniform(-0.3, 0.3, 2 * RATE).astype(np.float32)
     assert len(recogniser.transcribe(noise_P, RATE).split()) < 50
