@@ -9,7 +9,7 @@ numbers() { # numbers NAME "VALUES": ends the script unless all of them are whol
 run() { # run MODULE FLAGS...: python -m vadusa_jax.MODULE; only printed in a dry run
     local command=("$VENV/bin/python" -m "vadusa_jax.$1" "${@:2}")
     if [[ ${DRY_RUN:-} ]]; then
-        printf '%q ' "${command[@]}"; printf '\n'
+        echo "${command[*]}"
     else
         "${command[@]}"
     fi

@@ -14,6 +14,7 @@ from toys import HEADS, toy_voice
 from vadusa_jax.config import DecodeConfig
 from vadusa_jax.evaluation import ablation, ablation_plots, report
 from vadusa_jax.evaluation.ablation import Study, Subject, fingerprint
+from vadusa_jax.evaluation.ablation_groups import compare
 from vadusa_jax.evaluation.ablation_report import COLUMNS, page
 from vadusa_jax.evaluation.grid import RULES, Cell, grid, obstacle, samplings
 from vadusa_jax.evaluation.testsets import Sentence
@@ -189,6 +190,30 @@ def test_a_changed_voice_makes_its_cells_stale(study, subject, folder, table, tm
 def test_every_condition_is_part_of_a_cells_identity(study, subject, change):
     changed = dataclasses.replace(study, **change)
     assert ablation._identity(changed, subject, CELLS[0]) != ablation._identity(study, subject, CELLS[0])
+
+
+def test_runs_of_a_name_are_taken_together_and_compared_with_the_first():
+    def row(model, loss):
+        return {"model": model, "mode": "ar", "dev_loss": loss, **{key: 0 for key in ablation_plots.SAMPLING}}
+
+    told = [
+        (row("none@0", 2.0), {"a": [1, 10, 50, 50], "b": [0, 10, 50, 50]}),
+        (row("none@1", 2.1), {"a": [0, 10, 50, 50], "b": [1, 10, 50, 50]}),
+        (row("joint@0", 1.9), {"a": [2, 10, 50, 25], "b": [2, 10, 50, 25]}),
+    ]
+    none, joint = compare(told)
+    assert (none["runs"], none["dev_loss"], none["wer"], none["tokens_per_step"]) == (2, [2.0, 2.1], 0.05, 1.0)
+    assert (joint["runs"], joint["wer"], joint["tokens_per_step"]) == (1, 0.2, 2.0)
+    assert joint["wer_over_first"] == pytest.approx(0.15) and "wer_over_first" not in none
+    np.testing.assert_allclose(joint["wer_over_first_interval"], (0.15, 0.15))
+    text = page({}, [], [], [], [none, joint])
+    assert "| none | 2 | 2.000, 2.100 | ar | 1.00 |" in text
+
+
+def test_a_row_is_made_of_what_its_sentences_add_up_to(table):
+    for row in table[2:]:
+        errors, words, tokens, steps = np.sum(list(row[ablation.SUMS].values()), axis=0)
+        assert (tokens, steps, errors / words) == (row["tokens"], row["steps"], pytest.approx(row["wer"]))
 
 
 # Page and pictures

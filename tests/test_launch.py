@@ -135,6 +135,11 @@ def test_every_flag_is_one_that_its_entry_point_defines(pipeline):
             {"TRAIN": 1, "HEADS": "2 4", "DATA": "out/tokens", "CODEC": "out/codec", "TRAIN_FLAGS": "--minutes 9"},
             ["train", "fit_tree", "export"] * 2 + ["ablate"],
         ),
+        (
+            "ablate_training",
+            {"RUNS": "0 1", "WEIGHTS": "0.2", "DATA": "out/tokens", "CODEC": "out/codec"},
+            ["train", "fit_tree", "export"] * 6 + ["ablate"],
+        ),
     ],
 )
 def test_ablations_print_their_commands(script, environment, modules, tmp_path):

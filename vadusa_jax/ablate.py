@@ -3,26 +3,30 @@
     python -m vadusa_jax.ablate --limit 60 --out out/rules
     python -m vadusa_jax.ablate --heads 1,2,3,4,5,6 --modes exact,tolerance:2,tolerance:3,tolerance:5 --limit 60
     python -m vadusa_jax.ablate --models joint=out/joint,frozen=out/frozen --modes ar,tolerance:3 --nodes 8,16,64
+    python -m vadusa_jax.ablate --models none@0=out/n0,none@1=out/n1,joint@0=out/j0,joint@1=out/j1 --modes ar,exact
 
-Writes `ablation.md`, its rows as CSV and JSON, `heads.png`, `tolerance.png` and `tradeoff.png`. A finished cell is kept
-in `cells/`: a run that was killed goes on with the next one, and a cell whose voice, sentences, seeds, batch, device or
-recogniser has changed is measured anew. What a voice cannot speak is named in the report with the reason.
+Runs of one name are also taken together and compared with the first name. Writes `ablation.md`, its rows as CSV and
+JSON, `heads.png`, `tolerance.png` and `tradeoff.png`. A finished cell is kept in `cells/`: a run that was killed goes
+on with the next one, and a cell whose voice, sentences, seeds, batch, device or recogniser has changed is measured
+anew. What a voice cannot speak is named in the report with the reason.
 """
 
 import dataclasses
+import json
 import sys
 from pathlib import Path
 
 from absl import app, flags, logging
 
-from vadusa_jax.evaluation import ablation, ablation_plots, report
+from vadusa_jax.evaluation import ablation, ablation_groups, ablation_plots, report
 from vadusa_jax.evaluation.ablation import Study, Subject, fingerprint
+from vadusa_jax.evaluation.ablation_groups import compare
 from vadusa_jax.evaluation.ablation_report import SUMMARY, page, written
 from vadusa_jax.evaluation.clips import split_speakable
 from vadusa_jax.evaluation.grid import RULES, grid, obstacle, samplings
 from vadusa_jax.evaluation.metrics import BUNDLED, Recogniser
 from vadusa_jax.evaluation.testsets import read_sentences
-from vadusa_jax.model.folder import load_lm
+from vadusa_jax.model.folder import TRAINED, load_lm
 from vadusa_jax.voice import DEMO_MODEL, Voice
 
 PICTURES = {
@@ -31,7 +35,7 @@ PICTURES = {
     "tradeoff.png": ablation_plots.plot_tradeoff,
 }
 
-MODELS = flags.DEFINE_list("models", [f"demo={DEMO_MODEL}"], "Voices, as name=folder.")
+MODELS = flags.DEFINE_list("models", [f"demo={DEMO_MODEL}"], "Voices, as name=folder; NAME@RUN: runs of one name.")
 DRAFT = flags.DEFINE_string("draft", None, "Folder of a draft language model, for `ssd` and `:draft=D`.")
 MODES = flags.DEFINE_list("modes", list(RULES), "Modes; by default one of every rule.")
 NODES = flags.DEFINE_list("nodes", ["12"], "Tree sizes of the modes that name none.")
@@ -61,7 +65,9 @@ def subject(name: str, folder: Path) -> Subject:
     if DRAFT.value:
         draft = Path(DRAFT.value)
         voice, folders = dataclasses.replace(voice, draft=load_lm(draft)[1]), [folder, draft]
-    return Subject(name, voice, fingerprint(*folders))
+    trained = folder / TRAINED
+    loss = json.loads(trained.read_text()).get("dev/lm/loss") if trained.exists() else None
+    return Subject(name, voice, fingerprint(*folders), loss)
 
 
 def main(argv: list[str]) -> None:
@@ -100,11 +106,18 @@ def main(argv: list[str]) -> None:
         study = Study(speakable, SEEDS.value, BATCH.value, recogniser, heard_by, out / "cells", waves)
         table += [row for row in ablation.run(study, one, cells) if row not in table]  # recordings are all the same
 
+    sums = [row.pop(ablation.SUMS, None) for row in table]
+    runs = [(row, told) for row, told in zip(table, sums, strict=True) if told]
+    grouped = compare(runs) if any("@" in name for name in models) else []
+    if grouped:
+        report.write_csv(out / "models.csv", grouped)
     report.write_json(out / "ablation.json", table)
     report.write_csv(out / "ablation.csv", table)
     pictures = [name for name, plot in PICTURES.items() if plot(out / name, table)]
-    report.write_text(out / "ablation.md", page(facts, table, left_out, pictures))
+    report.write_text(out / "ablation.md", page(facts, table, left_out, pictures, grouped))
     print(report.markdown_table(table, SUMMARY))
+    if grouped:
+        print(report.markdown_table(grouped, ablation_groups.COLUMNS))
     for name, cell, why in left_out:
         print(f"Left out: {name}, {written(cell)}: {why}")
     print(f"Report: {out / 'ablation.md'}, with {', '.join(pictures)} and the rows as CSV and JSON beside it")

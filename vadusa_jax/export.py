@@ -6,6 +6,7 @@
 `--push_to_hub` puts the finished folder, or any other voice's, on the Hugging Face Hub (extra [hub]).
 """
 
+import json
 import shutil
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from absl import app, flags
 
 from vadusa_jax.decode import transitions
 from vadusa_jax.decode.trees import TREES
+from vadusa_jax.evaluation.report import write_json
 from vadusa_jax.hub import push
-from vadusa_jax.model.folder import save_lm
+from vadusa_jax.model.folder import TRAINED, save_lm
 from vadusa_jax.model.nar import load_nar, save_nar
 from vadusa_jax.text import VOCABULARY
 from vadusa_jax.training.checkpoint import load_trained
@@ -38,6 +40,8 @@ def export(run: Path, out: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
     save_lm(aside, *load_trained(run))
     shutil.copyfile(run / VOCABULARY, aside / VOCABULARY)
+    if told := last_measured(run):
+        write_json(aside / TRAINED, told)
     trees = Path(_TREES.value or run)
     shutil.copyfile(trees / TREES, aside / TREES)
     shutil.copytree(_CODEC.value, aside / CODEC)
@@ -54,6 +58,13 @@ def export(run: Path, out: Path) -> None:
     aside.rename(out)
     size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     print(f"Voice: {out}, {size / 1e6:.1f} MB")
+
+
+def last_measured(run: Path) -> dict | None:
+    """The last figures on the dev set that a run's `metrics.jsonl` has."""
+    path = run / "metrics.jsonl"
+    rows = map(json.loads, path.read_text().splitlines()) if path.exists() else ()
+    return next((row for row in reversed(list(rows)) if "dev/lm/loss" in row), None)
 
 
 def main(_) -> None:

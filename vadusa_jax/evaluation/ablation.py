@@ -23,6 +23,7 @@ from vadusa_jax.evaluation.scores import AR, Heard, Scored, conditions, device, 
 from vadusa_jax.evaluation.testsets import Sentence
 
 NO_HEADS = "no heads"  # in the column of the training mode
+SUMS = "sums"  # the key of what a row is made of, sentence by sentence; no column of a table
 NO_FIGURE = (".md", ".png")  # files of a voice that change no figure
 Measured = tuple[list[dict], list[Scored]]  # rows, and the clips that they are of
 
@@ -34,6 +35,7 @@ class Subject:
     name: str
     voice: Any
     fingerprint: str
+    dev_loss: float | None = None  # of the LM head, at the end of training
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +64,7 @@ def run(study: Study, subject: Subject, cells: Sequence[Cell]) -> Iterator[dict]
         bar.set_description(f"{subject.name}: {cell.name}")
         identity, waves = _identity(study, subject, cell), _waves(study, subject, cell)
         for row in _finished(study, cell.name, identity, lambda cell=cell: measure(study, subject, cell, known), waves):
-            yield {"model": subject.name} | row
+            yield {"model": subject.name, "dev_loss": subject.dev_loss} | row
 
 
 def measure(study: Study, subject: Subject, cell: Cell, known: dict[str, Heard]) -> Measured:
@@ -83,7 +85,18 @@ def measure(study: Study, subject: Subject, cell: Cell, known: dict[str, Heard])
         "training": config.train.mode if voice.lm.head_count else NO_HEADS,
     }
     row |= {name: getattr(cell.decode, name) for name in ("temperature", "top_k", "top_p", "repeat_window")}
-    return [row], scored
+    return [row | {SUMS: sums([one for one in scored if one.clip.mode == (AR if plain else cell.mode)])}], scored
+
+
+def sums(scored: Sequence[Scored]) -> dict[str, list[int]]:
+    """Word errors, words, tokens and steps of each sentence, over its seeds."""
+    found: dict[str, list[int]] = {}
+    for one in scored:
+        counts = one.errors.word_errors, one.errors.words, len(one.clip.spoken.block_of), one.clip.spoken.steps
+        found[one.clip.sentence.id] = [
+            a + b for a, b in zip(found.get(one.clip.sentence.id, [0] * 4), counts, strict=True)
+        ]
+    return found
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vadusa_jax.evaluation import ablation_groups
 from vadusa_jax.evaluation.grid import Cell
 from vadusa_jax.evaluation.report import QUALITY, SPEED, Columns, markdown_table
 
@@ -39,6 +40,7 @@ def page(
     rows: Sequence[Mapping],
     left_out: Sequence[tuple[str, Cell, str]],
     pictures: Sequence[str],
+    grouped: Sequence[Mapping] = (),
 ) -> str:
     """The page that a reader opens first; `left_out` holds (model, cell, why), the pictures lie beside the page."""
     lines = [
@@ -48,6 +50,7 @@ def page(
         markdown_table(rows, COLUMNS),
         "`ar` in a heading is plain decoding with the same sampling (`greedy_ar` for `greedy`), which took turns with "
         "the cell, batch after batch. Intervals: bootstrap over utterances; differences and speed-ups are paired.\n",
+        *(["## Runs of a name together\n", markdown_table(grouped, ablation_groups.COLUMNS)] if grouped else []),
         *(f"![{name}]({name})\n" for name in pictures),
     ]
     if left_out:

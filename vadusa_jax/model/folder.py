@@ -10,6 +10,7 @@ from vadusa_jax.model.heads import SpeechLM
 from vadusa_jax.weights import load_weights, save_weights
 
 WEIGHTS = "model.safetensors"
+TRAINED = "training.json"  # the last figures that training measured on the dev set, where they are known
 
 
 def load_lm(folder: Path) -> tuple[Config, SpeechLM]:
