@@ -9,15 +9,20 @@ import sys
 
 import numpy as np
 import pytest
+from flax import nnx
 from toys import HEADS, toy_voice
 
-from vadusa_jax.config import DecodeConfig
+from vadusa_jax.config import DecodeConfig, HeadsConfig
+from vadusa_jax.decode.modes import parse_mode
+from vadusa_jax.decode.trees import Trees
 from vadusa_jax.evaluation import ablation, ablation_plots, report
 from vadusa_jax.evaluation.ablation import Study, Subject, fingerprint
 from vadusa_jax.evaluation.ablation_groups import compare
 from vadusa_jax.evaluation.ablation_report import COLUMNS, page
 from vadusa_jax.evaluation.grid import RULES, Cell, grid, obstacle, samplings
 from vadusa_jax.evaluation.testsets import Sentence
+from vadusa_jax.model.folder import load_lm, save_lm
+from vadusa_jax.model.heads import SpeechLM
 from vadusa_jax.voice import DEMO_MODEL, Voice
 
 DECODE = DecodeConfig()
@@ -123,6 +128,19 @@ def test_samplings_are_all_combinations():
 def test_what_a_voice_cannot_speak_is_told(subject, cell, why):
     told = obstacle(subject.voice, cell, batch=1)
     assert told is why is None or why in told
+
+
+def test_a_backbone_alone_says_one_token_a_step(folder, tmp_path):
+    bare = shutil.copytree(folder, tmp_path / "bare")
+    config, lm = load_lm(bare)
+    none = dataclasses.replace(config, heads=HeadsConfig(count=0))
+    backbone = SpeechLM(none.model, none.heads, rngs=nnx.Rngs(0))
+    nnx.update(backbone.backbone, nnx.state(lm.backbone))
+    save_lm(bare, none, backbone)
+    Trees({}).save(bare / "trees.json")
+    said, alone = (Voice.load(one).speak(["Good morning."], parse_mode("ar"), 0)[0] for one in (folder, bare))
+    assert np.array_equal(said.tokens, alone.tokens) and alone.steps == len(alone.block_of)
+    assert "0 draft heads" in obstacle(Voice.load(bare), Cell("exact:nodes=8", None, DECODE), batch=1)
 
 
 # Cells

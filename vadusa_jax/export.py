@@ -13,7 +13,7 @@ from pathlib import Path
 from absl import app, flags
 
 from vadusa_jax.decode import transitions
-from vadusa_jax.decode.trees import TREES
+from vadusa_jax.decode.trees import TREES, Trees
 from vadusa_jax.evaluation.report import write_json
 from vadusa_jax.hub import push
 from vadusa_jax.model.folder import TRAINED, save_lm
@@ -38,12 +38,16 @@ def export(run: Path, out: Path) -> None:
     """Puts everything together beside `out`, and in its place when it can be loaded."""
     aside = out.with_name(f".{out.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)
-    save_lm(aside, *load_trained(run))
+    config, lm = load_trained(run)
+    save_lm(aside, config, lm)
     shutil.copyfile(run / VOCABULARY, aside / VOCABULARY)
     if told := last_measured(run):
         write_json(aside / TRAINED, told)
     trees = Path(_TREES.value or run)
-    shutil.copyfile(trees / TREES, aside / TREES)
+    if config.heads.count or (trees / TREES).exists():
+        shutil.copyfile(trees / TREES, aside / TREES)
+    else:
+        Trees({}).save(aside / TREES)  # a backbone alone says one token a step
     shutil.copytree(_CODEC.value, aside / CODEC)
     if (trees / transitions.FILE).exists():
         shutil.copyfile(trees / transitions.FILE, aside / transitions.FILE)
