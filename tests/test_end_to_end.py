@@ -139,7 +139,7 @@ def test_bench(command, tmp_path):
     [
         (("demo", "--say", "..."), "..."),
         (("evaluate", "--modes", "swift"), "swift"),
-        (("demo", "--say", "Hello.", "--model", "/nonexistent"), "config.json"),
+        (("demo", "--say", "Hello.", "--model", "/nonexistent"), "neither a folder here nor OWNER/NAME"),
         (("bench", "--shapes", "7m"), "must be"),
         (("bench", "--batch", "0"), "must be"),
         (("bench", "--dtypes", "int8"), "must be"),

@@ -106,7 +106,7 @@ def test_nothing_large_is_replicated(optimizer):
 
 def test_rows_that_do_not_divide_are_an_error_with_the_way_out():
     config = from_config_dict(tiny.get_config())
-    with pytest.raises(ValueError, match=r"batch_rows is 4, which does not divide by the 8 devices.*a multiple of 8"):
+    with pytest.raises(ValueError, match=r"batch_rows is 2, which does not divide by the 8 devices.*a multiple of 8"):
         begin(config)
     with pytest.raises(ValueError, match=r"accumulate=3: make data.batch_rows a multiple of 24"):
         begin(changed(SMALL, accumulate=3))

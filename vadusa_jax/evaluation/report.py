@@ -128,7 +128,7 @@ def write_csv(path: Path, rows: Sequence[Mapping]) -> None:
     os.replace(partial, path)
 
 
-def read_csv(path: Path) -> list[dict]:
+def read_csv(path: str | Path) -> list[dict]:
     """The rows that `write_csv` wrote: numbers, intervals and counts are values again, an empty cell is None."""
 
     def value(cell: str) -> Any:
@@ -137,7 +137,7 @@ def read_csv(path: Path) -> list[dict]:
         except (ValueError, SyntaxError):
             return cell or None
 
-    with path.open(newline="", encoding="utf-8") as file:
+    with Path(path).open(newline="", encoding="utf-8") as file:
         return [{key: value(cell) for key, cell in row.items()} for row in csv.DictReader(file)]
 
 
