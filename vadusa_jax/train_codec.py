@@ -23,8 +23,9 @@ timbre of a reference: both stages of the embedded codec, without an encoder.
 
     python -m vadusa_jax.train_codec timbre --codec out/codec --corpus LibriTTS/train-clean-100 --out out/codec_timbre
 
-teaches a codec of one speaker the timbres of several. Its tokens stay, and a language model of them can go on.
-Interrupted in its second stage, it goes on with `--again --out out/codec_timbre`.
+teaches a codec of one speaker the timbres of several. Its tokens stay, and a language model of them can go on; what an
+encoder makes of speakers that it never heard stays as it is too, which is poor for the demo codec's. Interrupted in
+its second stage, it goes on with `--again --out out/codec_timbre`.
 
     python -m vadusa_jax.train_codec codebooks --codec out/codec --corpus LibriTTS/train-clean-100 --out out/nar
 
