@@ -215,9 +215,9 @@ def test_runs_of_a_name_are_taken_together_and_compared_with_the_first():
         return {"model": model, "mode": "ar", "dev_loss": loss, **{key: 0 for key in ablation_plots.SAMPLING}}
 
     told = [
-        (row("none@0", 2.0), {"a": [1, 10, 50, 50], "b": [0, 10, 50, 50]}),
-        (row("none@1", 2.1), {"a": [0, 10, 50, 50], "b": [1, 10, 50, 50]}),
-        (row("joint@0", 1.9), {"a": [2, 10, 50, 25], "b": [2, 10, 50, 25]}),
+        (row("none@0", 2.0), {"wer": ([1, 0], [10, 10]), "tokens_per_step": ([50, 50], [50, 50])}),
+        (row("none@1", 2.1), {"wer": ([0, 1], [10, 10]), "tokens_per_step": ([50, 50], [50, 50])}),
+        (row("joint@0", 1.9), {"wer": ([2, 2], [10, 10]), "tokens_per_step": ([50, 50], [25, 25])}),
     ]
     none, joint = compare(told)
     assert (none["runs"], none["dev_loss"], none["wer"], none["tokens_per_step"]) == (2, [2.0, 2.1], 0.05, 1.0)
@@ -230,7 +230,7 @@ def test_runs_of_a_name_are_taken_together_and_compared_with_the_first():
 
 def test_a_row_is_made_of_what_its_sentences_add_up_to(table):
     for row in table[2:]:
-        errors, words, tokens, steps = np.sum(list(row[ablation.SUMS].values()), axis=0)
+        (errors, words), (tokens, steps) = (np.sum(row[ablation.SUMS][key], axis=1) for key in ablation.RATES)
         assert (tokens, steps, errors / words) == (row["tokens"], row["steps"], pytest.approx(row["wer"]))
 
 

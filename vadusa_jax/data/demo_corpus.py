@@ -4,6 +4,7 @@ Its main speaker, who reads the test sentences, is a Piper voice (extra `[demo]`
 of their own, so that a voice can be told from what it says. All of them are tools, run in processes of their own.
 """
 
+import collections
 import dataclasses
 import itertools
 import multiprocessing
@@ -94,14 +95,13 @@ def make_demo_corpus(
     `train` alone. The texts depend on `seed` and speaker alone, the main speaker's audio varies from draw to draw. What
     is there already is kept, so that an interrupted run goes on and a longer one extends a shorter one.
     """
-    out, settings, totals = Path(out), settings or Levels(), {}
+    out, settings, totals = Path(out), settings or Levels(), collections.Counter()
     for speaker in (demo_voices.MAIN, *speakers):
         main = speaker == demo_voices.MAIN
         budget = 3600 * (hours if main else hours_each)
         texts = sentences.demo_texts(round(budget / 1.5) + 1, seed, None if main else speaker)
-        seconds = _speak_texts(out, texts, budget, speaker, workers, settings)
-        totals = {split: totals.get(split, 0.0) + seconds.get(split, 0.0) for split in totals | seconds}
-    return totals
+        totals.update(_speak_texts(out, texts, budget, speaker, workers, settings))
+    return dict(totals)
 
 
 def _speak_texts(

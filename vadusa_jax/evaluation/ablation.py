@@ -13,17 +13,31 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from tqdm import tqdm
 
 from vadusa_jax.evaluation.clips import TRUTH, recorded, reference_clips, speak
 from vadusa_jax.evaluation.grid import Cell, drafts_with_heads, obstacle
 from vadusa_jax.evaluation.metrics import Recogniser
 from vadusa_jax.evaluation.report import utterance_rows, write_json
-from vadusa_jax.evaluation.scores import AR, Heard, Scored, conditions, device, rows, score, wave_key
+from vadusa_jax.evaluation.scores import (
+    AR,
+    QUALITY,
+    SPEED,
+    Heard,
+    Scored,
+    conditions,
+    device,
+    rate,
+    rows,
+    score,
+    wave_key,
+)
 from vadusa_jax.evaluation.testsets import Sentence
 
 NO_HEADS = "no heads"  # in the column of the training mode
 SUMS = "sums"  # the key of what a row is made of, sentence by sentence; no column of a table
+RATES = {"wer": QUALITY["wer"], "tokens_per_step": SPEED["tokens_per_step"]}  # what it holds of them, as `rate` sums it
 NO_FIGURE = (".md", ".png")  # files of a voice that change no figure
 Measured = tuple[list[dict], list[Scored]]  # rows, and the clips that they are of
 
@@ -85,18 +99,9 @@ def measure(study: Study, subject: Subject, cell: Cell, known: dict[str, Heard])
         "training": config.train.mode if voice.lm.head_count else NO_HEADS,
     }
     row |= {name: getattr(cell.decode, name) for name in ("temperature", "top_k", "top_p", "repeat_window")}
-    return [row | {SUMS: sums([one for one in scored if one.clip.mode == (AR if plain else cell.mode)])}], scored
-
-
-def sums(scored: Sequence[Scored]) -> dict[str, list[int]]:
-    """Word errors, words, tokens and steps of each sentence, over its seeds."""
-    found: dict[str, list[int]] = {}
-    for one in scored:
-        counts = one.errors.word_errors, one.errors.words, len(one.clip.spoken.block_of), one.clip.spoken.steps
-        found[one.clip.sentence.id] = [
-            a + b for a, b in zip(found.get(one.clip.sentence.id, [0] * 4), counts, strict=True)
-        ]
-    return found
+    own = [one for one in scored if one.clip.mode == (AR if plain else cell.mode)]
+    row[SUMS] = {key: np.array(rate(own, *parts)).tolist() for key, parts in RATES.items()}
+    return [row], scored
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@ Utterances are resampled, not runs: an interval tells what other sentences could
 which are all shown, what another seed does.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ COLUMNS: Columns = {
     "wer_over_first": ("over the first model", QUALITY["wer_over_ar"][1]),
     "wer_over_first_interval": QUALITY["wer_over_ar_interval"],
 }
-Sums = Mapping[str, Sequence[float]]  # utterance -> word errors, words, tokens, steps, over all seeds
+Sums = Mapping[str, intervals.Rate]  # of "wer" and "tokens_per_step"
 
 
 def compare(rows: Iterable[tuple[Mapping[str, Any], Sums]]) -> list[dict]:
@@ -41,9 +41,7 @@ def compare(rows: Iterable[tuple[Mapping[str, Any], Sums]]) -> list[dict]:
     for groups in found.values():
         base = None
         for name, runs in groups.items():
-            total = {id: np.sum([sums[id] for _, sums in runs], axis=0) for id in sorted(runs[0][1])}
-            errors, words, tokens, steps = np.array(list(total.values()), float).T
-            wer, length = (errors, words), (tokens, steps)
+            wer, length = (np.sum([sums[key] for _, sums in runs], axis=0) for key in ("wer", "tokens_per_step"))
             losses = [row["dev_loss"] for row, _ in runs if row.get("dev_loss") is not None]
             made.append(
                 {
@@ -57,10 +55,10 @@ def compare(rows: Iterable[tuple[Mapping[str, Any], Sums]]) -> list[dict]:
                     "wer_interval": intervals.interval(wer),
                 }
             )
-            if base:
+            if base is not None:
                 made[-1] |= {
                     "wer_over_first": intervals.pooled(wer) - intervals.pooled(base),
                     "wer_over_first_interval": intervals.difference_interval(wer, base),
                 }
-            base = base or wer
+            base = wer if base is None else base
     return made

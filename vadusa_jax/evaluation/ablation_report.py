@@ -14,15 +14,16 @@ COLUMNS: Columns = {
     "heads": ("heads", str),
     "nodes": ("nodes", str),
     **{key: (key.replace("_", "-"), str) for key in ("temperature", "top_k", "top_p", "repeat_window")},
-    **{key: SPEED[key] for key in ("batch", "device", "dtype", "tokens", "tokens_per_step")},
-    "tokens_per_step_interval": SPEED["tokens_per_step_interval"],
-    "rtf": SPEED["rtf"],
-    "speedup": SPEED["speedup"],
-    "speedup_interval": SPEED["speedup_interval"],
-    **{key: QUALITY[key] for key in ("wer", "wer_interval", "wer_over_truth", "wer_over_truth_interval")},
-    **{key: QUALITY[key] for key in ("wer_over_ar", "wer_over_ar_interval", "cer", "cer_interval")},
-    **{key: QUALITY[key] for key in ("dnsmos", "dnsmos_interval")},
-    **{key: SPEED[key] for key in ("identical_to_ar", "finish_reasons")},
+    **{
+        key: (SPEED | QUALITY)[key]
+        for key in (
+            *("batch", "device", "dtype", "tokens", "tokens_per_step", "tokens_per_step_interval"),
+            *("rtf", "speedup", "speedup_interval"),
+            *("wer", "wer_interval", "wer_over_truth", "wer_over_truth_interval"),
+            *("wer_over_ar", "wer_over_ar_interval", "cer", "cer_interval", "dnsmos", "dnsmos_interval"),
+            *("identical_to_ar", "finish_reasons"),
+        )
+    },
 }
 
 

@@ -1,12 +1,10 @@
 """Clips -> pictures: which pass said what, over the spectrogram, and one pass with all that it drafted."""
 
-import os
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 from scipy import signal
 
 from vadusa_jax.evaluation import metrics
@@ -83,12 +81,7 @@ def plot_step(path: Path, clip: Clip, steps: Sequence[Step], number: int | None 
         axis.axvspan(edges[number], edges[number + 1], facecolor="none", edgecolor="tab:cyan", linewidth=2.5)
     spectrum.set(ylabel="kHz", xticks=[])
     strip.set_ylabel("passes", rotation=0, ha="right", va="center")
-    save_figure(figure, path)
-    with Image.open(path) as picture:  # a quarter of the bytes: this one is shown in the README
-        small = picture.convert("RGB").quantize(64)
-    aside = path.with_name(path.name + ".partial")
-    small.save(aside, format="png", optimize=True)
-    os.replace(aside, path)
+    save_figure(figure, path, colours=64)  # small: it is shown in the README
 
 
 def _story(clip: Clip) -> str:

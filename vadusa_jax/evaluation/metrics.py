@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from scipy.signal import resample_poly
+
+from vadusa_jax.speech.features import resample
 
 SAMPLE_RATE = 16_000  # Hz, of the recogniser and of the quality predictor
 BUNDLED = "Whisper tiny.en, int8, temperature 0"
@@ -156,9 +157,9 @@ class WavLMSpeaker:
         import torch
 
         own = self._extractor.sampling_rate
-        wave_P = resample_poly(np.asarray(wave_P, np.float64), own, sample_rate)
+        wave_P = resample(np.asarray(wave_P, np.float32), sample_rate, own)
         wave_P = np.pad(wave_P, (0, max(0, own // 3 - len(wave_P))))  # 16 frames: what its statistics need
-        heard = self._extractor(wave_P.astype(np.float32), sampling_rate=own, return_tensors="pt")
+        heard = self._extractor(wave_P, sampling_rate=own, return_tensors="pt")
         with torch.inference_mode():
             return self._wavlm(**heard).embeddings[0].numpy()
 

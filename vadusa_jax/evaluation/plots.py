@@ -7,6 +7,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+from PIL import Image
 
 from vadusa_jax.decode.tree import Tree
 from vadusa_jax.decode.trees import FittedTree
@@ -129,10 +130,14 @@ def block_colours(largest: int) -> Callable[[Any], np.ndarray]:
     return lambda sizes: plt.get_cmap("viridis")(np.asarray(sizes) / max(largest, 1) * 0.95)
 
 
-def save_figure(figure: plt.Figure, path: Path) -> None:
-    """Writes a PNG whole or not at all, and closes the figure."""
+def save_figure(figure: plt.Figure, path: Path, colours: int | None = None) -> None:
+    """Writes a PNG whole or not at all, with that many `colours` (64: a quarter of the bytes); closes the figure."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     figure.savefig(partial, dpi=150, format="png")
     plt.close(figure)
+    if colours:
+        with Image.open(partial) as picture:
+            small = picture.convert("RGB").quantize(colours)
+        small.save(partial, format="png", optimize=True)
     os.replace(partial, path)

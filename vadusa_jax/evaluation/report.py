@@ -35,6 +35,15 @@ def _counts(value: Mapping[str, int]) -> str:
 
 
 Columns = Mapping[str, tuple[str, Callable[[Any], str]]]  # key of a row -> heading and format
+
+
+def _opinion(key: str) -> Columns:
+    """The columns of a predicted opinion."""
+    number, ends = _number(2), ("95% interval", _range(2))
+    own = {key: (key.upper(), number), f"{key}_interval": ends}
+    return own | {f"{key}_over_ar": ("over ar", number), f"{key}_over_ar_interval": ends}
+
+
 SPEED: Columns = {
     "mode": ("mode", str),
     "rule": ("rule", str),
@@ -67,17 +76,9 @@ QUALITY: Columns = {
     "wer_over_ar_interval": ("95% interval", _interval),
     "cer": ("CER %", _percent),
     "cer_interval": ("95% interval", _interval),
-    "dnsmos": ("DNSMOS", _number(2)),
-    "dnsmos_interval": ("95% interval", _range(2)),
-    "dnsmos_over_ar": ("over ar", _number(2)),
-    "dnsmos_over_ar_interval": ("95% interval", _range(2)),
+    **_opinion("dnsmos"),
 }
-UTMOS: Columns = {  # where it was asked for
-    "utmos": ("UTMOS", _number(2)),
-    "utmos_interval": ("95% interval", _range(2)),
-    "utmos_over_ar": ("over ar", _number(2)),
-    "utmos_over_ar_interval": ("95% interval", _range(2)),
-}
+UTMOS = _opinion("utmos")  # where it was asked for
 SPEAKERS: Columns = {
     "mode": ("mode", str),
     "speakers": ("speakers", str),

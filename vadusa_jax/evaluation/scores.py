@@ -12,11 +12,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.signal import resample_poly
 from tqdm import tqdm
 
 from vadusa_jax.evaluation import intervals, metrics
 from vadusa_jax.evaluation.clips import TRUTH, Clip
+from vadusa_jax.speech.features import resample
 
 AR = "ar"  # the mode that speed-up and identity are measured against
 KEYS = (
@@ -58,10 +58,7 @@ def score(
     """
 
     def listen(clip: Clip) -> Heard:
-        wave_P, rate = clip.wave_P, clip.sample_rate
-        if wave_P.size and rate != metrics.SAMPLE_RATE:
-            wave_P = resample_poly(wave_P, metrics.SAMPLE_RATE, rate).astype(np.float32)
-        wave = wave_P, metrics.SAMPLE_RATE
+        wave = resample(clip.wave_P, clip.sample_rate, metrics.SAMPLE_RATE), metrics.SAMPLE_RATE
         return Heard(recogniser.transcribe(*wave), metrics.dnsmos(*wave), metrics.utmos(*wave) if utmos else None)
 
     known = {} if known is None else known

@@ -40,12 +40,17 @@ def check_wave(
         raise BadAudio(f"{name}: no samples")
     if not np.isfinite(wave).all():
         raise BadAudio(f"{name}: {np.count_nonzero(~np.isfinite(wave))} samples are NaN or infinite; repair or drop it")
-    wave_P = wave.mean(axis=1) if wave.ndim == 2 else wave
-    if rate != sample_rate:
-        wave_P = resample_poly(wave_P, sample_rate, rate).astype(np.float32)
+    wave_P = resample(wave.mean(axis=1) if wave.ndim == 2 else wave, rate, sample_rate)
     if len(wave_P) < round(shortest * sample_rate):
         raise BadAudio(f"{name}: {len(wave_P) / sample_rate:.4f} s of sound, at least {shortest:.4g} s are needed")
     return wave_P
+
+
+def resample(wave_P: np.ndarray, rate: int, sample_rate: int) -> np.ndarray:
+    """A float wave at another rate (polyphase, float32); itself where there is nothing to do."""
+    if rate == sample_rate or not wave_P.size:
+        return wave_P
+    return resample_poly(wave_P, sample_rate, rate).astype(np.float32)
 
 
 def read_samples(path: str | Path, start: float = 0.0, seconds: float | None = None) -> tuple[np.ndarray, int]:

@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.signal import resample_poly
 from transformers import AutoFeatureExtractor, AutoModel, SeamlessM4TFeatureExtractor
 
 from vadusa_jax.speech.codec import codec_folder
-from vadusa_jax.speech.features import check_wave
+from vadusa_jax.speech.features import check_wave, resample
 
 WINDOW_S = 30.0
 WINDOW_BATCH = 4  # windows run at once
@@ -105,8 +104,7 @@ class HubCodec:
     def _encode(self, wave_P: np.ndarray, codebooks: int) -> np.ndarray:
         wave_P = check_wave(wave_P, self.sample_rate, self.sample_rate, shortest=1 / self.frame_rate)
         count = -(-len(wave_P) * self._input_rate // (self.sample_rate * self._hop))
-        if self._input_rate != self.sample_rate:
-            wave_P = resample_poly(wave_P, self._input_rate, self.sample_rate).astype(np.float32)
+        wave_P = resample(wave_P, self.sample_rate, self._input_rate)
         wave_P = _fit(wave_P, count * self._hop)
         window = round(WINDOW_S * self.frame_rate)
         return in_windows(lambda x_BP: self.codes(x_BP, codebooks), wave_P, self._hop, window, self.receptive_field)

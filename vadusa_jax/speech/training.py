@@ -119,7 +119,7 @@ def _train_decoder(
 ) -> tuple[Renderer, dict[str, nnx.Module], dict[str, float]]:
     batches = sentence_rows(recordings, renderer.config, training.batch, training.seed)
     loss = functools.partial(token_loss, renderer.config, training.phone_weight)
-    modules |= {"decoder": renderer.decoder} | ({"timbre": renderer.timbre} if renderer.timbre else {})
+    modules = modules | {"decoder": renderer.decoder} | ({"timbre": renderer.timbre} if renderer.timbre else {})
     trained, figures = fit(modules, fixed, loss, batches, training, training.minutes_codec, "tokens")
     renderer = dataclasses.replace(renderer, decoder=trained["decoder"], timbre=trained.get("timbre"), vocoder=None)
     if renderer.timbre:
