@@ -140,6 +140,11 @@ def test_every_flag_is_one_that_its_entry_point_defines(pipeline):
             {"RUNS": "0 1", "WEIGHTS": "0.2", "DATA": "out/tokens", "CODEC": "out/codec"},
             (["train", "export"] + ["train", "fit_tree", "export"] * 2) * 2 + ["ablate"],
         ),
+        (
+            "ablate_tokens",
+            {"CORPUS": "out/corpus", "CODECS": "fsq=out/codec kmeans=out/sound", "UNITS": "512"},
+            ["prepare", "train", "fit_tree", "export"] * 3 + ["ablate"],
+        ),
     ],
 )
 def test_ablations_print_their_commands(script, environment, modules, tmp_path):

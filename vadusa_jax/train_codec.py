@@ -21,11 +21,10 @@ the codec.
 trains the same mel decoder and vocoder on the tokens of any other codec, so that semantic tokens become audible, in the
 timbre of a reference: both stages of the embedded codec, without an encoder.
 
-    python -m vadusa_jax.train_codec timbre --codec out/codec --corpus LibriTTS/train-clean-100 --out out/codec_timbre
+    python -m vadusa_jax.train_codec --init out/codec --corpus LibriTTS/train-clean-100 --out out/codec_more
 
-teaches a codec of one speaker the timbres of several. Its tokens stay, and a language model of them can go on; what an
-encoder makes of speakers that it never heard stays as it is too, which is poor for the demo codec's. Interrupted in
-its second stage, it goes on with `--again --out out/codec_timbre`.
+trains an embedded codec further, on other speakers for example. Most tokens keep their meaning, so that a language
+model of the old tokens is a good start for one of the new (`train --init`).
 
     python -m vadusa_jax.train_codec codebooks --codec out/codec --corpus LibriTTS/train-clean-100 --out out/nar
 
@@ -57,7 +56,8 @@ from vadusa_jax.speech import Codec, FsqCodec, load_codec
 from vadusa_jax.speech.fsq import CodecConfig
 from vadusa_jax.speech.recordings import Recording
 from vadusa_jax.speech.rendered import RenderedCodec, sizes_for
-from vadusa_jax.speech.training import CodecTraining, train_decoder, train_timbre, train_tokens, train_vocoder
+from vadusa_jax.speech.stage import CodecTraining
+from vadusa_jax.speech.training import train_decoder, train_tokens, train_vocoder
 from vadusa_jax.text import UnspeakableText, Vocabulary, phonemize
 from vadusa_jax.training import hosts
 from vadusa_jax.training.nar import train_nar
@@ -77,11 +77,12 @@ MODEL = flags.DEFINE_string("model", None, "hub, kmeans: kind, hub name or folde
 CODEBOOKS = flags.DEFINE_integer("codebooks", 1, "hub: codebooks that are used; the first is for the backbone.", 1)
 LAYER = flags.DEFINE_integer("layer", 9, "kmeans: hidden layer whose output is clustered.", 0)
 CLUSTERS = flags.DEFINE_integer("clusters", 500, "kmeans: centres, one token each.", 1)
-CODEC = flags.DEFINE_string("codec", None, "sound, timbre, codebooks: folder of the codec.")
+CODEC = flags.DEFINE_string("codec", None, "sound, codebooks: folder of the codec.")
 STEPS = flags.DEFINE_integer("steps", TrainConfig.steps, "codebooks: steps of training.", 1)
 DEPTH = flags.DEFINE_integer("depth", NarConfig.layers, "codebooks: layers of the stage.", 1)
 WIDTH = flags.DEFINE_integer("width", NarConfig.width, "codebooks: width of the stage, 64 for each attention head.", 64)
 flags.register_validator("width", lambda width: width % 64 == 0, "must be a multiple of 64")
+INIT = flags.DEFINE_string("init", None, "Folder of an embedded codec to train further; its sizes are kept.")
 AGAIN = flags.DEFINE_bool("again", False, "Train a finished vocoder for some minutes more.")
 
 
@@ -91,11 +92,10 @@ def main(argv: list[str]) -> None:
         "hub": {"model"},
         "kmeans": {"model", "corpus"},
         "sound": {"codec", "corpus"},
-        "timbre": {"codec", "corpus"},
         "codebooks": {"codec", "corpus"},
     }
     if word and (len(word) > 1 or word[0] not in needed):
-        raise app.UsageError(f"the first word must be hub, kmeans, sound, timbre, codebooks or none, got {word}")
+        raise app.UsageError(f"the first word must be hub, kmeans, sound, codebooks or none, got {word}")
     if missing := [name for name in needed[word[0]] if not flags.FLAGS[name].value] if word else not CORPUS.value:
         raise app.UsageError(f"{' '.join(word)} needs --{', --'.join(missing) if word else 'corpus'}")
     match word:
@@ -112,8 +112,6 @@ def main(argv: list[str]) -> None:
             except Preempted as notice:
                 print(notice, file=sys.stderr)
                 sys.exit(PREEMPTED)
-        case ["timbre"]:
-            add_timbre(out, load_codec(CODEC.value))
         case _:
             train_sound(out, load_codec(CODEC.value) if word else None)
 
@@ -158,44 +156,37 @@ def train_sound(out: Path, other: Codec | None) -> None:
     """Both stages of the embedded codec, or of what makes another one's tokens audible; those not there yet."""
     training = recipe()
     codec = load_codec(out) if (out / "codec.json").exists() else None
+    start = load_codec(INIT.value) if INIT.value else None
     wanted = RenderedCodec if other else FsqCodec
     if codec and not isinstance(codec, wanted):
         raise app.UsageError(f"{out} holds a {type(codec).__name__}, a {wanted.__name__} is asked: give another --out")
+    if start and other:
+        raise app.UsageError("sound begins from nothing: it takes no --init")
+    if start and not isinstance(start, FsqCodec):
+        raise app.UsageError(
+            f"--init takes an embedded codec and trains such a one; {INIT.value} or `sound` does not fit"
+        )
     if codec and other:
         other = codec.inner  # whose tokens stage 1 learned
-    if codec and codec.renderer.vocoder and not AGAIN.value:
+    if codec and "vocoder" in trained_stages(out) and not AGAIN.value:
         print(f"{out} is complete; --again trains its vocoder further")
         return
-    config, vocabulary = sizes_for(other, CodecConfig()) if other else CodecConfig(), Vocabulary.english()
+    config = start.config if start else sizes_for(other, CodecConfig()) if other else CodecConfig()
+    vocabulary = Vocabulary.english()
     recordings = read_recordings(CORPUS.value, vocabulary, config.sample_rate, HOURS.value)
     if other:
         encoded = tqdm(recordings, "encode", disable=None)
         recordings = [dataclasses.replace(one, tokens_T=other.encode(one.wave_P)) for one in encoded]
-    if len({recording.speaker for recording in recordings}) > 1:
+    if not config.timbre and len({recording.speaker for recording in recordings}) > 1:
         config = dataclasses.replace(config, timbre=TIMBRE)
     if codec is None:
         if other:
             renderer, figures = train_decoder(recordings, config, training)
             codec = RenderedCodec(other, renderer)
         else:
-            codec, figures = train_tokens(recordings, len(vocabulary), config, training)
+            codec, figures = train_tokens(recordings, len(vocabulary), config, training, start)
         save(codec, out, "tokens", figures)
     codec, figures = train_vocoder(codec, recordings, training)
-    save(codec, out, "vocoder", figures)
-
-
-def add_timbre(out: Path, old: Codec) -> None:
-    """Gives an embedded codec the timbres of several speakers and leaves its tokens as they are."""
-    if not isinstance(old, FsqCodec):
-        raise app.UsageError(f"{CODEC.value} is no embedded codec: for its tokens there is `sound`")
-    if out.exists():
-        raise app.UsageError(f"{out} is there already: give another --out")
-    recordings = read_recordings(CORPUS.value, Vocabulary.english(), old.sample_rate, HOURS.value)
-    if len({recording.speaker for recording in recordings}) < 2:
-        raise app.UsageError(f"{CORPUS.value} has one speaker: a timbre takes several")
-    codec, figures = train_timbre(old, TIMBRE, recordings, recipe())
-    save(codec, out, "timbre", figures)
-    codec, figures = train_vocoder(codec, recordings, recipe())
     save(codec, out, "vocoder", figures)
 
 
@@ -242,16 +233,23 @@ def _spoken(
         yield utterance.speaker, phones, wave_P
 
 
+def trained_stages(folder: Path) -> dict:
+    """What `training.json` tells: figures by stage, and with `--init` those of the codec at the start."""
+    report = folder / "training.json"
+    return json.loads(report.read_text()) if report.exists() else {}
+
+
 def save(codec: Codec, out: Path, stage: str, figures: dict[str, float]) -> None:
     """Replaces the codec folder, and tells what was trained."""
-    report = out / "training.json"
-    told = json.loads(report.read_text()) if report.exists() else {}
+    told = trained_stages(out)
+    if INIT.value and not told:
+        told = {"start": trained_stages(Path(INIT.value))}
     codec.save(out)
     fresh = out / ".training.json"
     fresh.write_text(
         json.dumps(told | {stage: {"corpus": Path(CORPUS.value).resolve().name} | figures}, indent=2) + "\n"
     )
-    os.replace(fresh, report)
+    os.replace(fresh, out / "training.json")
     print(f"{out}: {stage} trained, {', '.join(f'{key} {value:.3f}' for key, value in figures.items())}")
 
 

@@ -18,7 +18,7 @@ COLUMNS: Columns = {
         key: (SPEED | QUALITY)[key]
         for key in (
             *("batch", "device", "dtype", "tokens", "tokens_per_step", "tokens_per_step_interval"),
-            *("rtf", "speedup", "speedup_interval"),
+            *("passes_per_s", "rtf", "speedup", "speedup_interval"),
             *("wer", "wer_interval", "wer_over_truth", "wer_over_truth_interval"),
             *("wer_over_ar", "wer_over_ar_interval", "cer", "cer_interval", "dnsmos", "dnsmos_interval"),
             *("identical_to_ar", "finish_reasons"),
@@ -31,7 +31,7 @@ SUMMARY: Columns = {
     key: COLUMNS[key]
     for key in (
         *("model", "mode", "heads", "nodes", "temperature", "top_k", "top_p", "repeat_window"),
-        *("batch", "device", "dtype", "tokens", "tokens_per_step", "speedup", "wer"),
+        *("batch", "device", "dtype", "tokens", "tokens_per_step", "passes_per_s", "speedup", "wer"),
     )
 }
 

@@ -55,6 +55,7 @@ SPEED: Columns = {
     "steps": ("steps", str),
     "tokens_per_step": ("tokens per step", _number(2)),
     "tokens_per_step_interval": ("95% interval", _range(2)),
+    "passes_per_s": ("passes a second of speech", _number(1)),
     "wall_s": ("wall s", _number(2)),
     "audio_s": ("audio s", _number(1)),
     "rtf": ("real-time factor", _number(3)),

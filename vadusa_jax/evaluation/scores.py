@@ -21,7 +21,7 @@ from vadusa_jax.speech.features import resample
 AR = "ar"  # the mode that speed-up and identity are measured against
 KEYS = (
     *("mode", "rule", "nodes", "batch", "dtype", "device", "utterances", "seeds", "tokens", "steps"),
-    *("tokens_per_step", "acceptance_histogram", "wall_s", "audio_s", "rtf", "speedup"),
+    *("tokens_per_step", "passes_per_s", "acceptance_histogram", "wall_s", "audio_s", "rtf", "speedup"),
     *("wer", "cer", "dnsmos", "finish_reasons", "identical_to_ar"),
 )
 
@@ -115,6 +115,7 @@ QUALITY = {  # what is summed over, and under, the line
 }
 SPEED = {
     "tokens_per_step": (lambda one: len(one.clip.spoken.block_of), lambda one: one.clip.spoken.steps),
+    "passes_per_s": (lambda one: one.clip.spoken.steps, lambda one: one.clip.audio_s),  # of speech, whatever a token is
     "rtf": (lambda one: one.clip.wall_s, lambda one: one.clip.audio_s),  # below 1 is faster than speaking
 }
 

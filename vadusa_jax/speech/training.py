@@ -5,59 +5,29 @@ that makes a throw-away reader spell the phones of the transcript from the token
 go to what is said. Stage 2 freezes both and learns the vocoder on short crops, half of them from recorded and half from
 decoded log-mel, with a discriminator beside the spectral losses. (A decoder that learned along at the same rate lost in
 minutes what stage 1 had taught it.)
-
-A stage ends after its minutes, or after `steps` where they are given (then it repeats exactly); the learning rate falls
-along a cosine of the share that is over.
 """
 
 import collections
 import dataclasses
 import functools
-import math
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import optax
-import optax.contrib
 from flax import nnx
-from tqdm import tqdm
 
 from vadusa_jax.speech.codec import FsqCodec, new_codec
 from vadusa_jax.speech.convnext import ConvNeXt
 from vadusa_jax.speech.discriminator import Discriminator, deceiving_loss, judging_loss, matching_loss
 from vadusa_jax.speech.fsq import CodecConfig, Fsq, log_mel, unit_size
-from vadusa_jax.speech.recordings import Batch, BatchSizes, Recording, crops, sentence_rows
+from vadusa_jax.speech.recordings import Batch, Recording, crops, sentence_rows
 from vadusa_jax.speech.rendered import RenderedCodec
 from vadusa_jax.speech.renderer import Renderer, new_renderer
+from vadusa_jax.speech.stage import CodecTraining, fit
 from vadusa_jax.speech.vocoder import Vocoder, spectral_loss
 
-WARM_UP = 0.03  # share of a stage
-LOG_EVERY = 20  # steps
-
-
-@dataclasses.dataclass(frozen=True)
-class CodecTraining:
-    """Choices of both stages."""
-
-    minutes_codec: float = 12.0
-    minutes_vocoder: float = 20.0
-    steps: int | None = None  # of each stage, in place of minutes
-    optimizer: str = "muon"  # "muon" (matrices by Muon, the rest by Adam) or "adamw"
-    learning_rate: float = 2e-2  # of Muon
-    adam_learning_rate: float = 3e-3
-    weight_decay: float = 0.01
-    clip_norm: float = 1.0
-    batch: BatchSizes = dataclasses.field(default_factory=BatchSizes)
-    phone_weight: float = 0.2
-    reader_width: int = 192
-    reader_layers: int = 3
-    deceiving_weight: float = 0.05  # stage 2: of the discriminator's losses
-    matching_weight: float = 0.5
-    judge_width: int = 128
-    judge_layers: int = 3
-    seed: int = 0
+FIRST_SHARE, SMALLER_STEPS = 0.2, 0.3  # where a codec is learned further
 
 
 class Reader(nnx.Module):
@@ -75,31 +45,53 @@ class Reader(nnx.Module):
 
 
 def train_tokens(
-    recordings: Sequence[Recording], symbols: int, config: CodecConfig, training: CodecTraining
+    recordings: Sequence[Recording],
+    symbols: int,
+    config: CodecConfig,
+    training: CodecTraining,
+    start: FsqCodec | None = None,
 ) -> tuple[FsqCodec, dict[str, float]]:
-    """Stage 1: a codec without vocoder, and the figures of its training."""
+    """Stage 1: a codec without vocoder, and the figures of its training.
+
+    With a codec to start from, whose sizes `config` has (its timbre may be new), that one is learned further: first
+    what is new, beside the old encoder, then all of it with smaller steps, so that most tokens keep their meaning. Its
+    vocoder is the old one, for stage 2 to train further.
+    """
     codec = new_codec(config, training.seed)
     reader = Reader(config, training, symbols, rngs=nnx.Rngs(training.seed + 1))
-    modules = {"encoder": codec.encoder, "reader": reader}
-    renderer, trained, figures = _train_decoder(codec.renderer, modules, {}, recordings, training)
-    return FsqCodec(trained["encoder"], renderer), figures
+    if start is None:
+        renderer, trained, figures = _train_decoder(
+            codec.renderer, {"encoder": codec.encoder, "reader": reader}, {}, recordings, training
+        )
+        return FsqCodec(trained["encoder"], renderer), figures
+    renderer = _grown(codec.renderer, start.renderer)
+    first, then = _part(training, FIRST_SHARE), _part(training, 1.0 - FIRST_SHARE, SMALLER_STEPS)
+    renderer, trained, _ = _train_decoder(renderer, {"reader": reader}, {"encoder": start.encoder}, recordings, first)
+    modules = {"encoder": start.encoder, "reader": trained["reader"]}
+    renderer, trained, figures = _train_decoder(renderer, modules, {}, recordings, then)
+    return FsqCodec(trained["encoder"], dataclasses.replace(renderer, vocoder=start.renderer.vocoder)), figures
 
 
-def train_timbre(
-    codec: FsqCodec, timbre: int, recordings: Sequence[Recording], training: CodecTraining
-) -> tuple[FsqCodec, dict[str, float]]:
-    """A codec with the same tokens whose decoder, trained further, takes a timbre of so many numbers; and the figures.
+def _grown(new: Renderer, old: Renderer) -> Renderer:
+    """The new renderer with the decoder of the old one, and its timbre if it has one; a new timbre changes nothing."""
+    nnx.update(new.decoder, nnx.state(old.decoder))
+    if old.timbre:
+        nnx.update(new.timbre, nnx.state(old.timbre))
+    elif new.timbre:
+        for tint in new.decoder.tints:
+            tint.kernel[...] = jnp.zeros_like(tint.kernel[...])
+    return new
 
-    Its vocoder is the old one, for stage 2 to train further. ValueError if the codec has a timbre already.
-    """
-    if codec.config.timbre:
-        raise ValueError(f"this codec has a timbre of {codec.config.timbre} numbers already")
-    renderer = new_renderer(dataclasses.replace(codec.config, timbre=timbre), training.seed)
-    nnx.update(renderer.decoder, nnx.state(codec.renderer.decoder))
-    for tint in renderer.decoder.tints:  # at first a timbre changes nothing
-        tint.kernel[...] = jnp.zeros_like(tint.kernel[...])
-    renderer, _, figures = _train_decoder(renderer, {}, {"encoder": codec.encoder}, recordings, training)
-    return FsqCodec(codec.encoder, dataclasses.replace(renderer, vocoder=codec.renderer.vocoder)), figures
+
+def _part(training: CodecTraining, share: float, rate: float = 1.0) -> CodecTraining:
+    """A share of the time or steps of stage 1, at so much of the learning rates."""
+    return dataclasses.replace(
+        training,
+        minutes_codec=share * training.minutes_codec,
+        steps=training.steps and max(1, round(share * training.steps)),
+        learning_rate=rate * training.learning_rate,
+        adam_learning_rate=rate * training.adam_learning_rate,
+    )
 
 
 def train_decoder(
@@ -206,79 +198,3 @@ def wave_loss(config: CodecConfig, training: CodecTraining, modules: dict[str, n
     total = loss + mel_loss + judging
     total += training.deceiving_weight * deceiving_loss(made) + training.matching_weight * matching
     return total, {"spectra": loss, "mel": mel_loss, "judging": judging, "matching": matching}
-
-
-def fit(
-    modules: dict[str, nnx.Module],
-    fixed: dict[str, nnx.Module],
-    loss: Callable,
-    batches: Iterator[Batch],
-    training: CodecTraining,
-    minutes: float,
-    name: str,
-) -> tuple[dict[str, nnx.Module], dict[str, float]]:
-    """Trains `modules` (which see the `fixed` ones beside them) until the stage is over, compilation not counted."""
-    graph, params = nnx.split(modules)
-    fixed_graph, fixed_params = nnx.split(fixed)
-    optimizer = optax.chain(optax.clip_by_global_norm(training.clip_norm), _rule(training))
-
-    @functools.partial(jax.jit, donate_argnums=(0, 1))
-    def step(params, moments, fixed_params, batch, scale):
-        def objective(params):
-            return loss(nnx.merge(graph, params) | nnx.merge(fixed_graph, fixed_params), batch)
-
-        gradients, figures = jax.grad(objective, has_aux=True)(params)
-        updates, moments = optimizer.update(gradients, moments, params)
-        return optax.apply_updates(params, jax.tree.map(lambda u: scale * u, updates)), moments, figures
-
-    moments, running, steps, seconds = optimizer.init(params), {}, 0, 60.0 * minutes
-    start = time.monotonic()
-
-    def progress() -> float:
-        return steps / training.steps if training.steps else (time.monotonic() - start) / seconds
-
-    with tqdm(total=100, desc=name, unit="%", mininterval=5) as bar:
-        while (over := progress()) < 1.0:
-            params, moments, figures = step(params, moments, fixed_params, next(batches), _scale(over))
-            if steps == 0:
-                jax.block_until_ready(params)
-                start = time.monotonic()
-            steps += 1
-            if steps % LOG_EVERY == 1:
-                figures = {key: float(value) for key, value in figures.items()}
-                running = {key: 0.7 * running.get(key, value) + 0.3 * value for key, value in figures.items()}
-                bar.update(min(int(100 * progress()), 100) - bar.n)
-                bar.set_postfix({"step": steps} | {key: f"{value:.3f}" for key, value in running.items()})
-        jax.block_until_ready(params)
-        bar.update(100 - bar.n)
-    return nnx.merge(graph, params), running | {"steps": steps, "step_ms": 1e3 * (time.monotonic() - start) / steps}
-
-
-def _scale(progress: float) -> float:
-    """Share of the learning rate at a share of the stage: a short ramp, then half a cosine."""
-    return min(progress / WARM_UP, 1.0) * 0.5 * (1.0 + math.cos(math.pi * progress))
-
-
-def _rule(training: CodecTraining) -> optax.GradientTransformation:
-    if training.optimizer == "muon":
-        return optax.contrib.muon(
-            training.learning_rate,
-            weight_decay=training.weight_decay,
-            adam_learning_rate=training.adam_learning_rate,
-            adam_b2=0.98,
-            muon_weight_dimension_numbers=_kernels,
-        )
-    if training.optimizer == "adamw":
-        rate, decay = training.adam_learning_rate, training.weight_decay
-        return optax.adamw(rate, b2=0.98, weight_decay=decay, mask=lambda p: jax.tree.map(lambda x: x.ndim > 1, p))
-    raise ValueError(f"optimizer must be 'muon' or 'adamw', got {training.optimizer!r}")
-
-
-def _kernels(params: nnx.State) -> nnx.State:
-    """What Muon orthogonalises: the kernels of linear layers."""
-
-    def numbers(path: tuple, x: jax.Array) -> optax.contrib.MuonDimensionNumbers | None:
-        kernel = any(getattr(key, "key", getattr(key, "name", None)) == "kernel" for key in path)
-        return optax.contrib.MuonDimensionNumbers() if kernel and x.ndim == 2 else None
-
-    return jax.tree_util.tree_map_with_path(numbers, params)
