@@ -40,7 +40,7 @@ if [[ $TRAIN == 1 ]]; then
         [[ ! -d $OUT/heads_$k/voice ]] || continue
         run train --config "${CONFIG:-configs/ablate_heads.py}" --config.heads.count "$k" --config.data.dir "$DATA" \
             --workdir "$OUT/heads_$k" --resume "${more[@]}"
-        run fit_tree --model "$OUT/heads_$k" --tokens "$DATA"
+        run fit_tree --model "$OUT/heads_$k" --tokens "$DATA" --batch "${BATCH:-1}" --rules "exact$modes"
         run export --workdir "$OUT/heads_$k" --codec "$CODEC" --out "$OUT/heads_$k/voice"
     done
     run ablate "${common[@]}" --models "${voices#,}" --modes "ar$modes" --out "$OUT" "$@"

@@ -40,14 +40,14 @@ voice() { # voice NAME DATASET CODEC: trains a model and makes a voice of it
     [[ ! -d $folder/voice ]] || return 0
     run train --config "${CONFIG:-configs/demo.py}" --config.data.dir "$2" --config.model.speech_vocab "$(vocab "$2")" \
         --workdir "$folder" --resume "${more[@]}"
-    run fit_tree --model "$folder" --tokens "$2"
+    run fit_tree --model "$folder" --tokens "$2" --batch "${BATCH:-1}" --rules exact,tolerance:3
     run export --workdir "$folder" --codec "$3" --out "$folder/voice"
 }
 
 voices=
 for pair in $CODECS; do
     name=${pair%%=*} codec=${pair#*=}
-    run prepare tokens --corpus "$CORPUS" --codec "$codec" --out "$OUT/tokens_$name" # skips what is there
+    [[ -d $OUT/tokens_$name ]] || run prepare tokens --corpus "$CORPUS" --codec "$codec" --out "$OUT/tokens_$name"
     voice "$name" "$OUT/tokens_$name" "$codec"
 done
 if ((UNITS)); then

@@ -34,7 +34,7 @@ voice() { # voice NAME RUN FLAGS...: trains a model and makes a voice of it
     [[ ! -d $folder/voice ]] || return 0
     run train --config "${CONFIG:-configs/demo.py}" --config.data.dir "$DATA" --config.train.seed "$2" \
         --config.data.seed "$2" --workdir "$folder" --resume "${more[@]}" "${@:3}"
-    [[ $1 == none ]] || run fit_tree --model "$folder" --tokens "$DATA"
+    [[ $1 == none ]] || run fit_tree --model "$folder" --tokens "$DATA" --batch "${BATCH:-1}" --rules exact,tolerance:3
     run export --workdir "$folder" --codec "$CODEC" --out "$folder/voice"
 }
 

@@ -6,13 +6,14 @@
 #   NAME       only these; all by default (an hour or two on two CPU cores)
 #   --dry-run  prints names and commands and runs none of them
 #
-# The picture goes to vadusa_jax/assets, what a command prints to out/readme/NAME.txt, all else below out/readme.
-# `rules` needs a voice with a draft model in out/draft_voice, `step` the tokens of launch/demo_train.sh, `corpus` the
+# Pictures go to vadusa_jax/assets, tables to vadusa_jax/assets/figures/NAME.csv and from there into the README (by
+# readme_tables.py), what a command prints to out/readme/NAME.txt, all else below out/readme.
+# `rules` needs a draft model in out/draft, `speakers` and `step` corpus and tokens of launch/demo_train.sh, `corpus` the
 # recordings of launch/asterisk.sh: the README tells how each is made, and what is not there is left out and named.
 # Environment: PYTHON (3.11 or newer), VADUSA_VENV (default .venv).
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 
-OUT=out/readme DRY_RUN='' ONLY='' KNOWN=''
+OUT=out/readme FIGURES=vadusa_jax/assets/figures DRY_RUN='' ONLY='' KNOWN=''
 for argument in "$@"; do
     case $argument in
         --dry-run) DRY_RUN=1 ;;
@@ -38,24 +39,36 @@ make() { # make NAME "NEEDED" MODULE FLAGS...: python -m vadusa_jax.MODULE makes
     else
         echo "== $name: $command"
         "$VENV/bin/python" -m "vadusa_jax.$module" "$@" | tee "$OUT/$name.txt"
+        keep "$name"
     fi
+}
+
+keep() { # keep NAME: its table and pictures, as they are in the repository
+    local name=$1 table picture
+    for table in "$OUT/$name.csv" "$OUT/$name"/{"$name",models,ablation,metrics}.csv; do
+        [[ ! -e $table ]] || { cp "$table" "$FIGURES/$name.csv"; break; }
+    done
+    for picture in "$OUT/$name"/{heads,tradeoff}.png; do
+        [[ $module != ablate || ! -e $picture ]] || cp "$picture" "$FIGURES/"
+    done
 }
 
 if [[ ! $DRY_RUN ]]; then
     need_environment demo,eval,aot
     mkdir -p "$OUT"
 fi
-RULES=ar,exact:nodes=12,tolerance:3:nodes=12,typical:nodes=12,topk:5:nodes=12,pcg:nodes=12,viterbi
 SIZES=exact:nodes=8,exact:nodes=16,exact:nodes=64
 LARGE=tolerance:3:nodes=64
+GRID=tolerance:1,tolerance:2,tolerance:3,tolerance:5
 
 make how "" demo --say "We measured the distance again this morning." --modes exact --figure vadusa_jax/assets/how.png
 make heldout "" evaluate --texts heldout --seeds 3 --modes "ar,$SIZES,$LARGE" --out "$OUT/heldout"
 make everyday "" evaluate --texts everyday --seeds 3 --modes "ar,exact:nodes=64,$LARGE" --out "$OUT/everyday"
-make rules out/draft_voice evaluate --model out/draft_voice --texts heldout --limit 40 --seeds 1 --batch 8 \
-    --modes "$RULES,exact:draft=4,ssd,ssd:beta=0.2" --out "$OUT/rules"
-make speed "" bench
-make batches "" bench --batch 1,8 --queue --stream --json "$OUT/bench.json" --plot "$OUT/bench.png"
+make speakers out/demo_train/corpus evaluate --texts heldout --limit 40 --seeds 1 --modes ar,tolerance:3 \
+    --prompts out/demo_train/corpus/dev --out "$OUT/speakers"
+make heads "" ablate --limit 60 --heads 1,2,3,4,5,6 --modes "$GRID" --opinions= --out "$OUT/heads"
+make rules out/draft ablate --limit 40 --draft out/draft --out "$OUT/rules"
+make speed "" bench --batch 1,8 --queue --stream --csv "$OUT/speed.csv" --json "$OUT/speed.json"
 make decode "" aot decode --topology v5e:2x2 --shape 150m
 make pods "" aot train --topology v5e:4x4,v5e:8x8 --config configs/libritts.py --rows 8
 make pods_16 "" aot train --topology v5e:8x8 --config configs/libritts.py --rows 16
@@ -63,6 +76,8 @@ make step out/demo_train/tokens train --config configs/demo.py --measure 10
 make step_adamw out/demo_train/tokens train --config configs/demo.py --measure 10 --config.train.optimizer=adamw
 make corpus out/asterisk prepare tokens --corpus out/asterisk --dev_utterances 0.1 --codec vadusa_jax/assets/demo/codec \
     --out "$OUT/tokens"
+
+[[ $DRY_RUN ]] || "$VENV/bin/python" launch/readme_tables.py
 
 for name in $ONLY; do
     [[ $KNOWN == *" $name "* ]] || { echo "No figure is called $name; there are:${KNOWN//  / }" >&2; exit 2; }

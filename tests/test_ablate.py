@@ -63,7 +63,7 @@ def sentences():
 
 @pytest.fixture(scope="module")
 def study(sentences, tmp_path_factory):
-    return Study(sentences, 1, 2, Parrot(), "a parrot", tmp_path_factory.mktemp("cells"))
+    return Study(sentences, 1, 2, Parrot(), "a parrot", ["dnsmos"], tmp_path_factory.mktemp("cells"))
 
 
 @pytest.fixture(scope="module")

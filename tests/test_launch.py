@@ -103,6 +103,16 @@ def test_the_readme_names_the_command_of_every_figure():
         assert picture in " ".join(figures().values()) and (ROOT / picture).stat().st_size < 150_000
 
 
+def test_tables_of_the_readme_are_those_of_the_files():
+    ran = subprocess.run(
+        [sys.executable, ROOT / "launch" / "readme_tables.py", "--check"], capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    files = (ROOT / "vadusa_jax" / "assets" / "figures").glob("*.csv")
+    assert sorted(re.findall(r"<!-- (\w+)\.csv -->", readme)) == sorted(file.stem for file in files)
+
+
 def test_single_figures_can_be_asked_for():
     assert list(figures("how", "decode")) == ["how", "decode"]
     ran = bash(ROOT / "launch" / "readme_figures.sh", "--dry-run", "hwo")

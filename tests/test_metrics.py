@@ -111,9 +111,9 @@ def test_utmos_marks_where_its_package_is_installed(recogniser, monkeypatch):
     monkeypatch.setitem(sys.modules, "utmos", None)
     metrics.utmos_model.cache_clear()
     with pytest.raises(ImportError, match="pip install utmos"):
-        score(clips, recogniser, utmos=True)
+        score(clips, recogniser, opinions=["dnsmos", "utmos"])
     monkeypatch.setitem(sys.modules, "utmos", types.SimpleNamespace(Score=Loudness))
-    (row,) = rows(score(clips, recogniser, utmos=True), {})
+    (row,) = rows(score(clips, recogniser, opinions=["dnsmos", "utmos"]), {})
     peaks = [np.abs(clip.wave_P).max() for clip in clips]
     assert row["utmos"] == pytest.approx(1 + 4 * np.mean(peaks)) and row["utmos"] != row["dnsmos"]
     assert "utmos" not in rows(score(clips, recogniser), {})[0]

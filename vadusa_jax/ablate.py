@@ -24,9 +24,10 @@ from vadusa_jax.evaluation.ablation_groups import compare
 from vadusa_jax.evaluation.ablation_report import SUMMARY, page, written
 from vadusa_jax.evaluation.clips import split_speakable
 from vadusa_jax.evaluation.grid import RULES, grid, obstacle, samplings
-from vadusa_jax.evaluation.metrics import BUNDLED, Recogniser
+from vadusa_jax.evaluation.metrics import BUNDLED, OPINIONS, Recogniser
 from vadusa_jax.evaluation.testsets import read_sentences
-from vadusa_jax.model.folder import TRAINED, load_lm
+from vadusa_jax.model.folder import TRAINED
+from vadusa_jax.training.checkpoint import load_model
 from vadusa_jax.voice import DEMO_MODEL, Voice
 
 PICTURES = {
@@ -36,7 +37,7 @@ PICTURES = {
 }
 
 MODELS = flags.DEFINE_list("models", [f"demo={DEMO_MODEL}"], "Voices, as name=folder; NAME@RUN: runs of one name.")
-DRAFT = flags.DEFINE_string("draft", None, "Folder of a draft language model, for `ssd` and `:draft=D`.")
+DRAFT = flags.DEFINE_string("draft", None, "Training run or folder of a draft language model, for `ssd`, `:draft=D`.")
 MODES = flags.DEFINE_list("modes", list(RULES), "Modes; by default one of every rule.")
 NODES = flags.DEFINE_list("nodes", ["12"], "Tree sizes of the modes that name none.")
 HEADS = flags.DEFINE_list("heads", [], "Only the first so many draft heads of the voice; all by default.")
@@ -52,6 +53,8 @@ OUT = flags.DEFINE_string("out", "out/ablate", "Where the results go.")
 WAVES = flags.DEFINE_bool("waves", False, "Also keep the WAVs.")
 RECOGNISER = flags.DEFINE_string("recogniser", None, "Whisper model, name or folder; the bundled tiny.en by default.")
 CPU_THREADS = flags.DEFINE_integer("cpu_threads", 2, "Clips transcribed at the same time.", lower_bound=1)
+OPINION = flags.DEFINE_list("opinions", ["dnsmos"], "Predicted opinions: dnsmos, utmos, or none, which is far faster.")
+flags.register_validator("opinions", lambda names: set(names) <= {*OPINIONS}, f"must be of {', '.join(OPINIONS)}")
 flags.register_validator("models", lambda pairs: pairs and all("=" in p for p in pairs), "must be name=folder")
 for _name in ("nodes", "heads"):
     flags.register_validator(
@@ -64,7 +67,7 @@ def subject(name: str, folder: Path) -> Subject:
     voice, folders = Voice.load(folder), [folder]
     if DRAFT.value:
         draft = Path(DRAFT.value)
-        voice, folders = dataclasses.replace(voice, draft=load_lm(draft)[1]), [folder, draft]
+        voice, folders = dataclasses.replace(voice, draft=load_model(draft)[1]), [folder, draft]
     trained = folder / TRAINED
     loss = json.loads(trained.read_text()).get("dev/lm/loss") if trained.exists() else None
     return Subject(name, voice, fingerprint(*folders), loss)
@@ -103,7 +106,7 @@ def main(argv: list[str]) -> None:
         facts |= {f"not spoken by {name} ({sentence.id})": why for sentence, why in set_aside}
         left_out += [(name, cell, why) for cell in cells if (why := obstacle(one.voice, cell, BATCH.value))]
         waves = out / "wav" if WAVES.value else None
-        study = Study(speakable, SEEDS.value, BATCH.value, recogniser, heard_by, out / "cells", waves)
+        study = Study(speakable, SEEDS.value, BATCH.value, recogniser, heard_by, OPINION.value, out / "cells", waves)
         table += [row for row in ablation.run(study, one, cells) if row not in table]  # recordings are all the same
 
     sums = [row.pop(ablation.SUMS, None) for row in table]

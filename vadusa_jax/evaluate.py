@@ -16,7 +16,7 @@ from absl import app, flags, logging
 from vadusa_jax.decode.modes import parse_mode
 from vadusa_jax.evaluation import clip_plots, plots, report
 from vadusa_jax.evaluation.clips import reference_clips, speak, split_speakable
-from vadusa_jax.evaluation.metrics import BUNDLED, Recogniser, SpeakerEncoder, WavLMSpeaker, utmos_model
+from vadusa_jax.evaluation.metrics import BUNDLED, OPINIONS, Recogniser, SpeakerEncoder, WavLMSpeaker, utmos_model
 from vadusa_jax.evaluation.scores import conditions, rows, score
 from vadusa_jax.evaluation.speakers import likeness, read_speakers
 from vadusa_jax.evaluation.testsets import read_sentences
@@ -35,7 +35,8 @@ PROMPTS = flags.DEFINE_string("prompts", None, "Corpus with prompts: one recordi
 SPEAKER_MODEL = flags.DEFINE_string(
     "speaker_model", None, "WavLM with an x-vector head, hub name or folder, for --prompts; Resemblyzer by default."
 )
-UTMOS = flags.DEFINE_bool("utmos", False, "Also predict opinions by UTMOS, whose package must be installed.")
+OPINION = flags.DEFINE_list("opinions", ["dnsmos"], "Predicted opinions: dnsmos, utmos (see README), or none.")
+flags.register_validator("opinions", lambda names: set(names) <= {*OPINIONS}, f"must be of {', '.join(OPINIONS)}")
 OUT = flags.DEFINE_string("out", "out/evaluate", "Where the results go.")
 RECOGNISER = flags.DEFINE_string("recogniser", None, "Whisper model, name or folder; the bundled tiny.en by default.")
 CPU_THREADS = flags.DEFINE_integer("cpu_threads", 2, "Clips transcribed at the same time.", lower_bound=1)
@@ -49,7 +50,7 @@ def main(argv: list[str]) -> None:
     sentences, blank = read_sentences(TEXTS.value)
     # What may be missing is missed before anything is spoken.
     recogniser = Recogniser(RECOGNISER.value, CPU_THREADS.value)
-    if UTMOS.value:
+    if "utmos" in OPINION.value:
         utmos_model()
     speakers = read_speakers(voice, Path(PROMPTS.value)) if PROMPTS.value else []
     if speakers:
@@ -64,7 +65,7 @@ def main(argv: list[str]) -> None:
     for n, (as_speaker, name) in enumerate([(s.voice, s.name) for s in speakers] or [(voice, "")]):
         own = speakable[n :: max(1, len(speakers))]
         clips += speak(as_speaker, own, modes, SEEDS.value, out / "wav", BATCH.value, name)
-    scored = score(clips, recogniser, utmos=UTMOS.value)
+    scored = score(clips, recogniser, opinions=OPINION.value)
     table, utterances = rows(scored, ran), report.utterance_rows(scored)
     report.write_json(out / "metrics.json", table)
     report.write_csv(out / "metrics.csv", table)

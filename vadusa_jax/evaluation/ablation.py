@@ -61,6 +61,7 @@ class Study:
     batch: int
     recogniser: Recogniser
     heard_by: str  # what the recogniser is
+    opinions: Sequence[str]  # that are predicted, names of `metrics.OPINIONS`
     folder: Path  # of finished cells
     waves: Path | None = None  # where WAVs go
 
@@ -88,7 +89,7 @@ def measure(study: Study, subject: Subject, cell: Cell, known: dict[str, Heard])
     modes = {AR: cell.reference.parsed} | ({} if plain else {cell.mode: cell.parsed})
     out = _waves(study, subject, cell)
     clips = speak(_FirstHeads(voice, cell.heads), study.sentences, modes, study.seeds, out, study.batch)
-    scored = score([*recorded(study.sentences), *clips], study.recogniser, known)
+    scored = score([*recorded(study.sentences), *clips], study.recogniser, known, study.opinions)
     ran = {name: conditions(voice, mode, study.batch, cell.heads) for name, mode in modes.items()}
     table = {row["mode"]: row for row in rows(scored, ran)}
     row = table[AR if plain else cell.mode] | {
@@ -116,7 +117,7 @@ class _FirstHeads:
 
 
 def _references(study: Study, subject: Subject, known: dict[str, Heard]) -> Measured:
-    scored = score(reference_clips(study.sentences, subject.voice.codec), study.recogniser, known)
+    scored = score(reference_clips(study.sentences, subject.voice.codec), study.recogniser, known, study.opinions)
     return rows(scored, {}), scored
 
 
@@ -130,6 +131,7 @@ def _identity(study: Study, subject: Subject, cell: Cell | None = None) -> dict:
         "model": subject.fingerprint,
         "sentences": sentences.hexdigest(),
         "recogniser": study.heard_by,
+        "opinions": list(study.opinions),
         "jax": jax.__version__,
     }
     if cell is None:
@@ -152,7 +154,7 @@ def _finished(
     path = study.folder / f"{name}-{digest}.json"
     if not path.exists() or (waves and not waves.exists()):
         made, scored = work()
-        heard = {wave_key(one.clip): dataclasses.asdict(Heard(one.transcript, one.dnsmos)) for one in scored}
+        heard = {wave_key(one.clip): dataclasses.asdict(Heard(one.transcript, one.dnsmos, one.utmos)) for one in scored}
         write_json(path, {"identity": identity, "rows": made, "utterances": utterance_rows(scored), "heard": heard})
     return json.loads(path.read_text(encoding="utf-8"))["rows"]
 

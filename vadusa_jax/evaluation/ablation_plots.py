@@ -34,7 +34,10 @@ def plot_heads(path: Path, rows: Sequence[Mapping]) -> bool:
 
 
 def plot_tolerance(path: Path, rows: Sequence[Mapping]) -> bool:
-    """WER and DNSMOS against the tolerance (exact decoding has 1); False if the rows have no two tolerances."""
+    """WER, and DNSMOS if it was predicted, against the tolerance (that of exact decoding is 1).
+
+    False if the rows have no two tolerances.
+    """
     frame = [row for row in rows if row["mode"] in (TRUTH, CODEC)]
     rows = [row | {"tolerance": count} for row in rows if (count := _tolerance(row))]
     if len({row["tolerance"] for row in rows}) < 2:
@@ -43,7 +46,8 @@ def plot_tolerance(path: Path, rows: Sequence[Mapping]) -> bool:
     def line(row: Mapping) -> str:
         return re.sub(r"^(exact|tolerance:\d+)", "tolerance", row["mode"]) + f", {row['heads']} heads"
 
-    _lines(path, rows, "tolerance", "tolerance", ("wer", "dnsmos"), line, frame)
+    keys = [key for key in ("wer", "dnsmos") if all(row.get(key) is not None for row in rows)]
+    _lines(path, rows, "tolerance", "tolerance", keys, line, frame)
     return True
 
 
@@ -84,7 +88,8 @@ def _lines(
     """One panel for each of the keys; rows that `line` names alike are joined, and `but` does not tell them apart."""
     label, frame = _labels(rows, line, but), list(frame)
     names = list(dict.fromkeys(map(label, rows)))
-    figure, axes = plt.subplots(1, len(keys), figsize=(12, 4.4), layout="constrained")
+    figure, axes = plt.subplots(1, len(keys), figsize=(6 * len(keys), 4.4), layout="constrained", squeeze=False)
+    axes = axes[0]
     for axis, key in zip(axes, keys, strict=True):
         for number, name in enumerate(names):
             _errorbars(axis, sorted((r for r in rows if label(r) == name), key=lambda r: r[x]), x, key, name, number)

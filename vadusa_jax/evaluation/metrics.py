@@ -142,6 +142,9 @@ def utmos(wave_P: np.ndarray, sample_rate: int) -> float:
     return float(np.mean(utmos_model().calculate_wav(wave, sample_rate)))
 
 
+OPINIONS = {"dnsmos": dnsmos, "utmos": utmos}
+
+
 class WavLMSpeaker:
     """Who speaks, as a vector: WavLM with an x-vector head (Chen et al., arXiv 2110.13900), extra `[codecs]`."""
 

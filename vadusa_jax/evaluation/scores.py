@@ -31,8 +31,8 @@ class Heard:
     """What recogniser and quality predictors make of a wave."""
 
     transcript: str
-    dnsmos: float
-    utmos: float | None = None  # where it was asked for
+    dnsmos: float | None = None  # where they were asked for
+    utmos: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Scored:
     clip: Clip
     transcript: str
     errors: metrics.Errors
-    dnsmos: float
+    dnsmos: float | None = None
     utmos: float | None = None
 
 
@@ -50,20 +50,23 @@ def score(
     clips: Sequence[Clip],
     recogniser: metrics.Recogniser,
     known: MutableMapping[str, Heard] | None = None,
-    utmos: bool = False,
+    opinions: Sequence[str] = ("dnsmos",),
 ) -> list[Scored]:
     """Transcribes and marks every clip; equal waves (exact decoding beside AR) are listened to once.
 
-    `known` is what was heard before, by `wave_key`; it gains what is new.
+    `known` is what was heard before, by `wave_key`; it gains what is new. `opinions` are names of `metrics.OPINIONS`.
     """
 
     def listen(clip: Clip) -> Heard:
         wave = resample(clip.wave_P, clip.sample_rate, metrics.SAMPLE_RATE), metrics.SAMPLE_RATE
-        return Heard(recogniser.transcribe(*wave), metrics.dnsmos(*wave), metrics.utmos(*wave) if utmos else None)
+        return Heard(recogniser.transcribe(*wave), **{name: metrics.OPINIONS[name](*wave) for name in opinions})
+
+    def enough(key: str) -> bool:
+        return key in known and all(getattr(known[key], name) is not None for name in opinions)
 
     known = {} if known is None else known
     keys = [wave_key(clip) for clip in clips]
-    new = {key: clip for key, clip in zip(keys, clips, strict=True) if key not in known}
+    new = {key: clip for key, clip in zip(keys, clips, strict=True) if not enough(key)}
     with ThreadPoolExecutor(recogniser.cpu_threads) as pool:
         heard = list(tqdm(pool.map(listen, new.values()), "listen", len(new), disable=None, leave=None))
     known.update(zip(new, heard, strict=True))
