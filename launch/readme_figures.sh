@@ -8,7 +8,7 @@
 #
 # Pictures go to vadusa_jax/assets, tables to vadusa_jax/assets/figures/NAME.csv and from there into the README (by
 # readme_tables.py), what a command prints to out/readme/NAME.txt, all else below out/readme.
-# `rules` needs a draft model in out/draft, `speakers` and `step` corpus and tokens of launch/demo_train.sh, `corpus` the
+# `rules` needs a voice with a draft model in out/draft_voice, `step` the tokens of launch/demo_train.sh, `corpus` the
 # recordings of launch/asterisk.sh: the README tells how each is made, and what is not there is left out and named.
 # Environment: PYTHON (3.11 or newer), VADUSA_VENV (default .venv).
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
@@ -43,13 +43,14 @@ make() { # make NAME "NEEDED" MODULE FLAGS...: python -m vadusa_jax.MODULE makes
     fi
 }
 
-keep() { # keep NAME: its table and pictures, as they are in the repository
+keep() { # keep NAME: its table and pictures, as they are in the repository, if the README has such a table
     local name=$1 table picture
+    grep -q "<!-- $name.csv -->" README.md || return 0
     for table in "$OUT/$name.csv" "$OUT/$name"/{"$name",models,ablation,metrics}.csv; do
         [[ ! -e $table ]] || { cp "$table" "$FIGURES/$name.csv"; break; }
     done
     for picture in "$OUT/$name"/{heads,tradeoff}.png; do
-        [[ $module != ablate || ! -e $picture ]] || cp "$picture" "$FIGURES/"
+        [[ ! -e $picture ]] || { cp "$picture" "$FIGURES/$name.png"; break; }
     done
 }
 
@@ -64,10 +65,10 @@ GRID=tolerance:1,tolerance:2,tolerance:3,tolerance:5
 make how "" demo --say "We measured the distance again this morning." --modes exact --figure vadusa_jax/assets/how.png
 make heldout "" evaluate --texts heldout --seeds 3 --modes "ar,$SIZES,$LARGE" --out "$OUT/heldout"
 make everyday "" evaluate --texts everyday --seeds 3 --modes "ar,exact:nodes=64,$LARGE" --out "$OUT/everyday"
-make speakers out/demo_train/corpus evaluate --texts heldout --limit 40 --seeds 1 --modes ar,tolerance:3 \
-    --prompts out/demo_train/corpus/dev --out "$OUT/speakers"
 make heads "" ablate --limit 60 --heads 1,2,3,4,5,6 --modes "$GRID" --opinions= --out "$OUT/heads"
-make rules out/draft ablate --limit 40 --draft out/draft --out "$OUT/rules"
+RULES=ar,exact:nodes=12,tolerance:3:nodes=12,typical:nodes=12,topk:5:nodes=12,pcg:nodes=12,viterbi
+make rules out/draft_voice evaluate --model out/draft_voice --texts heldout --limit 40 --seeds 1 --batch 8 \
+    --modes "$RULES,exact:draft=4,ssd,ssd:beta=0.2" --out "$OUT/rules"
 make speed "" bench --batch 1,8 --queue --stream --csv "$OUT/speed.csv" --json "$OUT/speed.json"
 make decode "" aot decode --topology v5e:2x2 --shape 150m
 make pods "" aot train --topology v5e:4x4,v5e:8x8 --config configs/libritts.py --rows 8
@@ -77,7 +78,10 @@ make step_adamw out/demo_train/tokens train --config configs/demo.py --measure 1
 make corpus out/asterisk prepare tokens --corpus out/asterisk --dev_utterances 0.1 --codec vadusa_jax/assets/demo/codec \
     --out "$OUT/tokens"
 
-[[ $DRY_RUN ]] || "$VENV/bin/python" launch/readme_tables.py
+if [[ ! $DRY_RUN ]]; then
+    keep training # of launch/ablate_training.sh, which takes an hour and is not run from here
+    "$VENV/bin/python" launch/readme_tables.py
+fi
 
 for name in $ONLY; do
     [[ $KNOWN == *" $name "* ]] || { echo "No figure is called $name; there are:${KNOWN//  / }" >&2; exit 2; }

@@ -356,23 +356,19 @@ def test_the_tokens_of_any_codec_become_audible():
 
 
 @pytest.mark.slow
-def test_a_codec_learns_another_speaker_and_keeps_the_tokens_of_one(codec):
+def test_a_codec_learns_another_speaker_beside_the_one_that_it_knows(codec):
     seconds = np.arange(RATE) / RATE
     waves = [(level * np.sin(2 * np.pi * 500 * seconds)).astype(np.float32) for level in (0.02, 0.5)]
     recordings = [Recording(wave_P, [1], speaker) for wave_P, speaker in zip(waves, "ab", strict=True) for _ in "12"]
     training = CodecTraining(
         steps=60, batch=BatchSizes(row_seconds=1.0, rows=2, crops=2, crop_tokens=12, margin_tokens=4)
     )
-    config, before_T = dataclasses.replace(codec.config, timbre=8), codec.encode(waves[1])
-    same = {}
-    for keep in ((), ("b",)):
-        after, told = train_tokens(recordings, 2, config, dataclasses.replace(training, keep=keep), codec)
-        assert (codec.encode(waves[1]) == before_T).all(), "the codec that was started from has changed"
-        assert told["steps"] == 48 and ("off" in told) == bool(keep) and after.renderer.vocoder is not None
-        same[keep] = (after.encode(waves[1]) == before_T).mean()
-        quiet_P, loud_P = (after.like(wave_P).decode(before_T) for wave_P in waves)
-        assert np.abs(quiet_P - loud_P).max() > 1e-3
-    assert same["b",] > max(0.9, same[()]), same
+    before_T = codec.encode(waves[1])
+    after, told = train_tokens(recordings, 2, dataclasses.replace(codec.config, timbre=8), training, codec)
+    assert (codec.encode(waves[1]) == before_T).all(), "the codec that was started from has changed"
+    assert told["steps"] == 48 and after.renderer.vocoder is not None
+    quiet_P, loud_P = (after.like(wave_P).decode(before_T) for wave_P in waves)
+    assert np.abs(quiet_P - loud_P).max() > 1e-3
 
 
 def test_a_codec_whose_tokens_are_no_whole_frames_is_named():

@@ -24,7 +24,7 @@ timbre of a reference: both stages of the embedded codec, without an encoder.
     python -m vadusa_jax.train_codec --init out/codec --corpus LibriTTS/train-clean-100 --out out/codec_more
 
 trains an embedded codec further, on other speakers for example. Its tokens wander, and a language model of them has to
-be trained anew; with `--keep NAME` those of a speaker that it knows stay, as far as they can.
+be trained anew.
 
     python -m vadusa_jax.train_codec codebooks --codec out/codec --corpus LibriTTS/train-clean-100 --out out/nar
 
@@ -83,7 +83,6 @@ DEPTH = flags.DEFINE_integer("depth", NarConfig.layers, "codebooks: layers of th
 WIDTH = flags.DEFINE_integer("width", NarConfig.width, "codebooks: width of the stage, 64 for each attention head.", 64)
 flags.register_validator("width", lambda width: width % 64 == 0, "must be a multiple of 64")
 INIT = flags.DEFINE_string("init", None, "Folder of an embedded codec to train further; its sizes are kept.")
-KEEP = flags.DEFINE_list("keep", [], "Speakers of the corpus whose tokens --init leaves as they are, if it can.")
 AGAIN = flags.DEFINE_bool("again", False, "Train a finished vocoder for some minutes more.")
 
 
@@ -167,8 +166,6 @@ def train_sound(out: Path, other: Codec | None) -> None:
         raise app.UsageError(
             f"--init takes an embedded codec and trains such a one; {INIT.value} or `sound` does not fit"
         )
-    if KEEP.value and not start:
-        raise app.UsageError("--keep is for the tokens of --init, which is not given")
     if codec and other:
         other = codec.inner  # whose tokens stage 1 learned
     if codec and "vocoder" in trained_stages(out) and not AGAIN.value:
@@ -177,8 +174,6 @@ def train_sound(out: Path, other: Codec | None) -> None:
     config = start.config if start else sizes_for(other, CodecConfig()) if other else CodecConfig()
     vocabulary = Vocabulary.english()
     recordings = read_recordings(CORPUS.value, vocabulary, config.sample_rate, HOURS.value)
-    if strangers := set(KEEP.value) - {recording.speaker for recording in recordings}:
-        raise app.UsageError(f"--keep: {CORPUS.value} has nothing of {', '.join(sorted(strangers))}")
     if other:
         encoded = tqdm(recordings, "encode", disable=None)
         recordings = [dataclasses.replace(one, tokens_T=other.encode(one.wave_P)) for one in encoded]
@@ -198,7 +193,7 @@ def train_sound(out: Path, other: Codec | None) -> None:
 def recipe() -> CodecTraining:
     """What the command line says of the training."""
     minutes = {"minutes_codec": MINUTES_CODEC.value, "minutes_vocoder": MINUTES_VOCODER.value}
-    return dataclasses.replace(DEFAULTS, seed=SEED.value, keep=tuple(KEEP.value), **minutes)
+    return dataclasses.replace(DEFAULTS, seed=SEED.value, **minutes)
 
 
 def read_recordings(root: str, vocabulary: Vocabulary, sample_rate: int, hours: float | None) -> list[Recording]:

@@ -88,7 +88,7 @@ def _lines(
     """One panel for each of the keys; rows that `line` names alike are joined, and `but` does not tell them apart."""
     label, frame = _labels(rows, line, but), list(frame)
     names = list(dict.fromkeys(map(label, rows)))
-    figure, axes = plt.subplots(1, len(keys), figsize=(6 * len(keys), 4.4), layout="constrained", squeeze=False)
+    figure, axes = plt.subplots(1, len(keys), figsize=(4 + 4 * len(keys), 4.4), layout="constrained", squeeze=False)
     axes = axes[0]
     for axis, key in zip(axes, keys, strict=True):
         for number, name in enumerate(names):

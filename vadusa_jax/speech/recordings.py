@@ -2,7 +2,7 @@
 
 import collections
 import dataclasses
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -56,12 +56,9 @@ class References:
 
 
 def sentence_rows(
-    recordings: Sequence[Recording], config: CodecConfig, sizes: BatchSizes, seed: int = 0, keep: Collection[str] = ()
+    recordings: Sequence[Recording], config: CodecConfig, sizes: BatchSizes, seed: int = 0
 ) -> Iterator[Batch]:
-    """Endless shuffled batches of rows that hold whole sentences of one speaker. Longer sentences are left out.
-
-    `kept_B` is 1 for rows of the speakers in `keep`.
-    """
+    """Endless shuffled batches of rows that hold whole sentences of one speaker. Longer sentences are left out."""
     limit = int(sizes.row_seconds * config.sample_rate) // config.token_samples
     length_N = [-(-len(r.wave_P) // config.token_samples) for r in recordings]
     fitting = [i for i, length in enumerate(length_N) if length <= limit]
@@ -76,7 +73,6 @@ def sentence_rows(
             "mask_BT": np.zeros((sizes.rows, limit), np.float32),
             "phones_BL": np.zeros((sizes.rows, label_limit), np.int32),
             "tokens_BT": np.zeros((sizes.rows, limit), np.int32),
-            "kept_B": np.zeros(sizes.rows, np.float32),
         }
         reference_BP = []
         for row in range(sizes.rows):
@@ -84,7 +80,6 @@ def sentence_rows(
             pool += [next(queue) for _ in range(POOL - len(pool))]
             speaker = recordings[pool[0]].speaker
             reference_BP.append(references.draw(pool[0], rng))
-            batch["kept_B"][row] = speaker in keep
             while choice := [i for i in pool if length_N[i] <= limit - at and recordings[i].speaker == speaker]:
                 best = choice[0] if at == 0 else max(choice, key=length_N.__getitem__)
                 pool.remove(best)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import jax
+import jax.numpy as jnp
 import optax
 import optax.contrib
 from flax import nnx
@@ -36,8 +37,6 @@ class CodecTraining:
     clip_norm: float = 1.0
     batch: BatchSizes = dataclasses.field(default_factory=BatchSizes)
     phone_weight: float = 0.2
-    keep: tuple[str, ...] = ()  # speakers whose tokens stay where a codec is trained further,
-    keep_weight: float = 1.0  # a digit off weighs as much as this much of log-mel
     reader_width: int = 192
     reader_layers: int = 3
     deceiving_weight: float = 0.05  # stage 2: of the discriminator's losses
@@ -58,6 +57,7 @@ def fit(
 ) -> tuple[dict[str, nnx.Module], dict[str, float]]:
     """Trains `modules` (which see the `fixed` ones beside them) until the stage is over, compilation not counted."""
     graph, params = nnx.split(modules)
+    params = jax.tree.map(jnp.copy, params)  # a step takes what it is given: those of the modules stay as they are
     fixed_graph, fixed_params = nnx.split(fixed)
     optimizer = optax.chain(optax.clip_by_global_norm(training.clip_norm), _rule(training))
 

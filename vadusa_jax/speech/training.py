@@ -54,8 +54,8 @@ def train_tokens(
     """Stage 1: a codec without vocoder, and the figures of its training.
 
     With a codec to start from, whose sizes `config` has (its timbre may be new), that one is learned further: first
-    what is new, beside the old encoder, then all of it with smaller steps. Tokens wander, but for those of the speakers
-    in `training.keep`. Its vocoder is the old one, for stage 2 to train further.
+    what is new, beside the old encoder, then all of it with smaller steps. Its tokens wander. Its vocoder is the
+    old one, for stage 2 to train further.
     """
     codec = new_codec(config, training.seed)
     reader = Reader(config, training, symbols, rngs=nnx.Rngs(training.seed + 1))
@@ -67,9 +67,8 @@ def train_tokens(
     renderer = _grown(codec.renderer, start.renderer)
     first, then = _part(training, FIRST_SHARE), _part(training, 1.0 - FIRST_SHARE, SMALLER_STEPS)
     renderer, trained, _ = _train_decoder(renderer, {"reader": reader}, {"encoder": start.encoder}, recordings, first)
-    modules = {"encoder": nnx.clone(start.encoder), "reader": trained["reader"]}
-    old = {"old": start.encoder} if training.keep else {}
-    renderer, trained, figures = _train_decoder(renderer, modules, old, recordings, then)
+    modules = {"encoder": start.encoder, "reader": trained["reader"]}
+    renderer, trained, figures = _train_decoder(renderer, modules, {}, recordings, then)
     return FsqCodec(trained["encoder"], dataclasses.replace(renderer, vocoder=start.renderer.vocoder)), figures
 
 
@@ -110,8 +109,8 @@ def _train_decoder(
     recordings: Sequence[Recording],
     training: CodecTraining,
 ) -> tuple[Renderer, dict[str, nnx.Module], dict[str, float]]:
-    batches = sentence_rows(recordings, renderer.config, training.batch, training.seed, training.keep)
-    loss = functools.partial(token_loss, renderer.config, training)
+    batches = sentence_rows(recordings, renderer.config, training.batch, training.seed)
+    loss = functools.partial(token_loss, renderer.config, training.phone_weight)
     modules = modules | {"decoder": renderer.decoder} | ({"timbre": renderer.timbre} if renderer.timbre else {})
     trained, figures = fit(modules, fixed, loss, batches, training, training.minutes_codec, "tokens")
     renderer = dataclasses.replace(renderer, decoder=trained["decoder"], timbre=trained.get("timbre"), vocoder=None)
@@ -144,27 +143,18 @@ def train_vocoder(
     return dataclasses.replace(codec, renderer=dataclasses.replace(renderer, vocoder=trained["vocoder"])), figures
 
 
-def token_loss(config: CodecConfig, training: CodecTraining, modules: dict[str, nnx.Module], batch: Batch):
-    """L1 of the log-mel over what is sound, and the reader's CTC loss per phone where there is a reader.
-
-    Beside an old encoder also how many steps a digit of the kept speakers is off.
-    """
+def token_loss(config: CodecConfig, phone_weight: float, modules: dict[str, nnx.Module], batch: Batch):
+    """L1 of the log-mel over what is sound, and the reader's CTC loss per phone where there is a reader."""
     mask_BT, mel_BFM = batch["mask_BT"], log_mel(config, batch["wave_BP"])
     digits_BTD, made_BFM = _coded(config, modules, batch, mel_BFM)
     mask_BF1 = jnp.repeat(mask_BT, config.stack, axis=1)[..., None]
     mel_loss = (jnp.abs(made_BFM - mel_BFM) * mask_BF1).sum() / (mask_BF1.sum() * config.mels)
     if "reader" not in modules:
         return mel_loss, {"mel": mel_loss}
-    total, figures = mel_loss, {"mel": mel_loss}
-    if "old" in modules:
-        off_BT = jnp.abs(digits_BTD - modules["old"](mel_BFM, mask_BT)).mean(axis=-1)
-        kept_BT = mask_BT * batch["kept_B"][:, None]
-        figures["off"] = (off_BT * kept_BT).sum() / jnp.maximum(kept_BT.sum(), 1.0)
-        total += training.keep_weight * figures["off"]
     phones_BL, logits_BTS = batch["phones_BL"], modules["reader"](digits_BTD, mask_BT)
     unused_BL = (phones_BL == 0).astype(jnp.float32)
     phone_loss = optax.ctc_loss(logits_BTS, 1.0 - mask_BT, phones_BL, unused_BL).sum() / (1.0 - unused_BL).sum()
-    return total + training.phone_weight * phone_loss, figures | {"phone": phone_loss}
+    return mel_loss + phone_weight * phone_loss, {"mel": mel_loss, "phone": phone_loss}
 
 
 def _coded(
