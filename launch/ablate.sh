@@ -1,4 +1,4 @@
-# Sourced by ablate_heads.sh and ablate_tolerance.sh: the settings that they share, as flags of vadusa_jax.ablate.
+# Sourced by the ablate_*.sh beside it: the settings that they share, as flags of vadusa_jax.ablate, and how a voice is made.
 # shellcheck shell=bash
 EXTRAS=${EXTRAS:-eval} NODES=${NODES:-12}
 
@@ -15,6 +15,17 @@ run() { # run MODULE FLAGS...: python -m vadusa_jax.MODULE; only printed in a dr
     fi
 }
 
+voice() { # voice NAME FOLDER DATASET CODEC RULES FLAGS...: trains a model and makes a voice of it; no RULES: without trees
+    local name=$1 folder=$2 data=$3 codec=$4 rules=$5
+    voices+=",$name=$folder/voice"
+    [[ ! -d $folder/voice ]] || return 0
+    run train --config "$CONFIG" --config.data.dir "$data" --workdir "$folder" --resume "${more[@]}" "${@:6}"
+    [[ ! $rules ]] || run fit_tree --model "$folder" --tokens "$data" --batch "${BATCH:-1}" --rules "$rules"
+    run export --workdir "$folder" --codec "$codec" --out "$folder/voice"
+}
+
+voices='' more=()
+[[ ! ${TRAIN_FLAGS:-} ]] || read -ra more <<<"$TRAIN_FLAGS"
 numbers NODES "$NODES"
 common=(--texts "${TEXTS:-heldout}" --limit "${SENTENCES:-60}" --seeds "${SEEDS:-1}" --batch "${BATCH:-1}")
 common+=(--nodes "${NODES// /,}" ${MODELS:+--models "$MODELS"} ${DRAFT:+--draft "$DRAFT"})

@@ -33,15 +33,9 @@ numbers TOLERANCES "$TOLERANCES"
 modes=$(printf ',tolerance:%s' $TOLERANCES)
 
 if [[ $TRAIN == 1 ]]; then
-    read -ra more <<<"${TRAIN_FLAGS:-}"
-    voices=
+    CONFIG=${CONFIG:-configs/ablate_heads.py}
     for k in $HEADS; do
-        voices+=",heads_$k=$OUT/heads_$k/voice"
-        [[ ! -d $OUT/heads_$k/voice ]] || continue
-        run train --config "${CONFIG:-configs/ablate_heads.py}" --config.heads.count "$k" --config.data.dir "$DATA" \
-            --workdir "$OUT/heads_$k" --resume "${more[@]}"
-        run fit_tree --model "$OUT/heads_$k" --tokens "$DATA" --batch "${BATCH:-1}" --rules "exact$modes"
-        run export --workdir "$OUT/heads_$k" --codec "$CODEC" --out "$OUT/heads_$k/voice"
+        voice "heads_$k" "$OUT/heads_$k" "$DATA" "$CODEC" "exact$modes" --config.heads.count "$k"
     done
     run ablate "${common[@]}" --models "${voices#,}" --modes "ar$modes" --out "$OUT" "$@"
 else

@@ -24,35 +24,27 @@ DRY_RUN=
 [[ ${1:-} != --dry-run ]] || { DRY_RUN=1; shift; }
 source launch/ablate.sh
 
-UNITS=${UNITS:-4096} OUT=${OUT:-out/ablate_tokens}
+UNITS=${UNITS:-4096} OUT=${OUT:-out/ablate_tokens} CONFIG=${CONFIG:-configs/demo.py}
 [[ ${CORPUS:-} && ${CODECS:-} ]] || { echo "CORPUS and CODECS must be set; see bash $0 --help" >&2; exit 2; }
 [[ $UNITS =~ ^[0-9]+$ ]] || { echo "UNITS must be a whole number, got: $UNITS" >&2; exit 2; }
 [[ $DRY_RUN ]] || need_environment "$EXTRAS"
-read -ra more <<<"${TRAIN_FLAGS:-}"
 
 vocab() { # vocab DATASET: how many speech tokens it has; "?" in a dry run before there is one
     sed -n 's/.*"speech_vocab": *\([0-9]*\).*/\1/p' "$1/codec.json" 2>/dev/null || echo '?'
 }
 
-voice() { # voice NAME DATASET CODEC: trains a model and makes a voice of it
-    local folder=$OUT/$1
-    voices+=",$1=$folder/voice"
-    [[ ! -d $folder/voice ]] || return 0
-    run train --config "${CONFIG:-configs/demo.py}" --config.data.dir "$2" --config.model.speech_vocab "$(vocab "$2")" \
-        --workdir "$folder" --resume "${more[@]}"
-    run fit_tree --model "$folder" --tokens "$2" --batch "${BATCH:-1}" --rules exact,tolerance:3
-    run export --workdir "$folder" --codec "$3" --out "$folder/voice"
+type_voice() { # type_voice NAME DATASET CODEC
+    voice "$1" "$OUT/$1" "$2" "$3" exact,tolerance:3 --config.model.speech_vocab "$(vocab "$2")"
 }
 
-voices=
 for pair in $CODECS; do
     name=${pair%%=*} codec=${pair#*=}
     [[ -d $OUT/tokens_$name ]] || run prepare tokens --corpus "$CORPUS" --codec "$codec" --out "$OUT/tokens_$name"
-    voice "$name" "$OUT/tokens_$name" "$codec"
+    type_voice "$name" "$OUT/tokens_$name" "$codec"
 done
 if ((UNITS)); then
     name=${CODECS%%=*} codec=${CODECS%% *} units=$OUT/tokens_units
     [[ -d $units ]] || run prepare bpe --tokens "$OUT/tokens_$name" --codec "${codec#*=}" --vocab "$UNITS" --out "$units"
-    voice "$name-units" "$units" "$units/codec"
+    type_voice "$name-units" "$units" "$units/codec"
 fi
 run ablate "${common[@]}" --models "${voices#,}" --modes ar,exact,tolerance:3 --out "$OUT" "$@"

@@ -24,26 +24,20 @@ DRY_RUN=
 source launch/ablate.sh
 
 RUNS=${RUNS:-0 1} WEIGHTS=${WEIGHTS:-0.05 0.2 0.8} OUT=${OUT:-out/ablate_training}
+CONFIG=${CONFIG:-configs/demo.py}
 [[ ${DATA:-} && ${CODEC:-} ]] || { echo "DATA and CODEC must be set; see bash $0 --help" >&2; exit 2; }
 [[ $DRY_RUN ]] || need_environment "$EXTRAS"
-read -ra more <<<"${TRAIN_FLAGS:-}"
 
-voice() { # voice NAME RUN FLAGS...: trains a model and makes a voice of it
-    local folder=$OUT/$1@$2
-    voices+=",$1@$2=$folder/voice"
-    [[ ! -d $folder/voice ]] || return 0
-    run train --config "${CONFIG:-configs/demo.py}" --config.data.dir "$DATA" --config.train.seed "$2" \
-        --config.data.seed "$2" --workdir "$folder" --resume "${more[@]}" "${@:3}"
-    [[ $1 == none ]] || run fit_tree --model "$folder" --tokens "$DATA" --batch "${BATCH:-1}" --rules exact,tolerance:3
-    run export --workdir "$folder" --codec "$CODEC" --out "$folder/voice"
+run_voice() { # run_voice NAME RUN RULES FLAGS...: one run, with its own seed
+    voice "$1@$2" "$OUT/$1@$2" "$DATA" "$CODEC" "$3" --config.train.seed "$2" --config.data.seed "$2" "${@:4}"
 }
 
-voices=
+RULES=exact,tolerance:3
 for seed in $RUNS; do
-    voice none "$seed" --config.heads.count 0
+    run_voice none "$seed" "" --config.heads.count 0
     for weight in $WEIGHTS; do
-        voice "joint-$weight" "$seed" --config.heads.loss_weight "$weight"
+        run_voice "joint-$weight" "$seed" "$RULES" --config.heads.loss_weight "$weight"
     done
-    voice frozen "$seed" --config.train.mode frozen --init "$OUT/none@$seed"
+    run_voice frozen "$seed" "$RULES" --config.train.mode frozen --init "$OUT/none@$seed"
 done
 run ablate "${common[@]}" --models "${voices#,}" --modes ar,exact,tolerance:3 --out "$OUT" "$@"

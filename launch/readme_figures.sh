@@ -58,6 +58,7 @@ if [[ ! $DRY_RUN ]]; then
     need_environment demo,eval,aot
     mkdir -p "$OUT"
 fi
+RULES=ar,exact:nodes=12,tolerance:3:nodes=12,typical:nodes=12,topk:5:nodes=12,pcg:nodes=12,viterbi
 SIZES=exact:nodes=8,exact:nodes=16,exact:nodes=64
 LARGE=tolerance:3:nodes=64
 GRID=tolerance:1,tolerance:2,tolerance:3,tolerance:5
@@ -66,7 +67,6 @@ make how "" demo --say "We measured the distance again this morning." --modes ex
 make heldout "" evaluate --texts heldout --seeds 3 --modes "ar,$SIZES,$LARGE" --out "$OUT/heldout"
 make everyday "" evaluate --texts everyday --seeds 3 --modes "ar,exact:nodes=64,$LARGE" --out "$OUT/everyday"
 make heads "" ablate --limit 60 --heads 1,2,3,4,5,6 --modes "$GRID" --opinions= --out "$OUT/heads"
-RULES=ar,exact:nodes=12,tolerance:3:nodes=12,typical:nodes=12,topk:5:nodes=12,pcg:nodes=12,viterbi
 make rules out/draft_voice evaluate --model out/draft_voice --texts heldout --limit 40 --seeds 1 --batch 8 \
     --modes "$RULES,exact:draft=4,ssd,ssd:beta=0.2" --out "$OUT/rules"
 make speed "" bench --batch 1,8 --queue --stream --csv "$OUT/speed.csv" --json "$OUT/speed.json"

@@ -163,9 +163,7 @@ def train_sound(out: Path, other: Codec | None) -> None:
     if start and other:
         raise app.UsageError("sound begins from nothing: it takes no --init")
     if start and not isinstance(start, FsqCodec):
-        raise app.UsageError(
-            f"--init takes an embedded codec and trains such a one; {INIT.value} or `sound` does not fit"
-        )
+        raise app.UsageError(f"--init trains an embedded codec further: {INIT.value} is a {type(start).__name__}")
     if codec and other:
         other = codec.inner  # whose tokens stage 1 learned
     if codec and "vocoder" in trained_stages(out) and not AGAIN.value:
