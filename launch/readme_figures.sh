@@ -8,7 +8,7 @@
 #
 # Pictures go to vadusa_jax/assets, tables to vadusa_jax/assets/figures/NAME.csv and from there into the README (by
 # readme_tables.py), what a command prints to out/readme/NAME.txt, all else below out/readme.
-# `rules` needs a voice with a draft model in out/draft_voice, `step` the tokens of launch/demo_train.sh, `corpus` the
+# `rules` needs a draft model in out/draft, `step` the tokens of launch/demo_train.sh, `corpus` the
 # recordings of launch/asterisk.sh: the README tells how each is made, and what is not there is left out and named.
 # Environment: PYTHON (3.11 or newer), VADUSA_VENV (default .venv).
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
@@ -58,17 +58,15 @@ if [[ ! $DRY_RUN ]]; then
     need_environment demo,eval,aot
     mkdir -p "$OUT"
 fi
-RULES=ar,exact:nodes=12,tolerance:3:nodes=12,typical:nodes=12,topk:5:nodes=12,pcg:nodes=12,viterbi
 SIZES=exact:nodes=8,exact:nodes=16,exact:nodes=64
 LARGE=tolerance:3:nodes=64
 GRID=tolerance:1,tolerance:2,tolerance:3,tolerance:5
 
 make how "" demo --say "We measured the distance again this morning." --modes exact --figure vadusa_jax/assets/how.png
-make heldout "" evaluate --texts heldout --seeds 3 --modes "ar,$SIZES,$LARGE" --out "$OUT/heldout"
-make everyday "" evaluate --texts everyday --seeds 3 --modes "ar,exact:nodes=64,$LARGE" --out "$OUT/everyday"
+make heldout "" evaluate --texts heldout --seeds 3 --modes "ar,$SIZES,$LARGE" --opinions= --out "$OUT/heldout"
+make everyday "" evaluate --texts everyday --seeds 3 --modes "ar,exact:nodes=64,$LARGE" --opinions= --out "$OUT/everyday"
 make heads "" ablate --limit 60 --heads 1,2,3,4,5,6 --modes "$GRID" --opinions= --out "$OUT/heads"
-make rules out/draft_voice evaluate --model out/draft_voice --texts heldout --limit 40 --seeds 1 --batch 8 \
-    --modes "$RULES,exact:draft=4,ssd,ssd:beta=0.2" --out "$OUT/rules"
+make rules out/draft ablate --limit 40 --draft out/draft --opinions= --out "$OUT/rules"
 make speed "" bench --batch 1,8 --queue --stream --csv "$OUT/speed.csv" --json "$OUT/speed.json"
 make decode "" aot decode --topology v5e:2x2 --shape 150m
 make pods "" aot train --topology v5e:4x4,v5e:8x8 --config configs/libritts.py --rows 8

@@ -31,11 +31,61 @@ def percent(key: str) -> Callable[[Row], str | None]:
     return show
 
 
+NAMES = {"ground_truth": "recorded speech", "codec": "recorded speech through the codec"}
+
+
+def mode(row: Row) -> str:
+    """As it is written on the command line; what frames the modes by name."""
+    return NAMES.get(row["mode"], f"`{row['mode']}`")
+
+
+def number(key: str, digits: int = 0) -> Callable[[Row], str | None]:
+    """A number; None where the row has none."""
+    return lambda row: None if row[key] is None else f"{row[key]:.{digits}f}"
+
+
+def spread(key: str, digits: int = 2, scale: float = 1.0) -> Callable[[Row], str | None]:
+    """A median with the range of its repetitions; None where the row has none."""
+
+    def show(row: Row) -> str | None:
+        if row[key] is None:
+            return None
+        value, low, high = (f"{scale * x:.{digits}f}" for x in (row[key], *row[f"{key}_range"]))
+        return f"{value} ({low} to {high})"
+
+    return show
+
+
+SPOKEN: Cells = {
+    "mode": mode,
+    "nodes": number("nodes"),
+    "tokens": number("tokens"),
+    "tokens per step": number("tokens_per_step", 2),
+    "WER % (95% interval)": percent("wer"),
+    "over recorded speech": percent("wer_over_truth"),
+    "over `ar`": percent("wer_over_ar"),
+}
+SPEED: Cells = {
+    "shape": lambda row: row["shape"],
+    "mode": mode,
+    "ms per step": spread("ms_per_step"),
+    "tokens per step": number("tokens_per_step", 2),
+    "speed-up over `ar`": spread("speedup"),
+    "projected": spread("projected_speedup"),
+    "beyond the bare pass %": spread("beyond_bare", 0, 100),
+}
+TOKENS: Cells = {
+    "tokens": lambda row: row["model"],
+    "mode": mode,
+    "tokens per step": number("tokens_per_step", 2),
+    "passes a second of speech": number("passes_per_s", 1),
+    "WER % (95% interval)": percent("wer"),
+}
 TRAINING: Cells = {
     "heads": lambda row: row["model"],
     "dev loss of the runs": lambda row: ", ".join(f"{loss:.3f}" for loss in row["dev_loss"]),
-    "mode": lambda row: f"`{row['mode']}`",
-    "tokens per step": lambda row: f"{row['tokens_per_step']:.2f}",
+    "mode": mode,
+    "tokens per step": number("tokens_per_step", 2),
     "WER % (95% interval)": percent("wer"),
     "over the first": percent("wer_over_first"),
 }
@@ -45,6 +95,11 @@ def by_row(cells: Cells, rows: Sequence[Row]) -> str:
     """A line for every row of the file."""
     shown = [{heading: cell(row) for heading, cell in cells.items()} for row in rows]
     return markdown_table(shown, {heading: (heading, str) for heading in cells})
+
+
+def one_by_one(cells: Cells, rows: Sequence[Row]) -> str:
+    """A line for every row of batch 1."""
+    return by_row(cells, [row for row in rows if row["batch"] == 1])
 
 
 def heads_by_tolerance(rows: Sequence[Row]) -> str:
@@ -61,6 +116,9 @@ def heads_by_tolerance(rows: Sequence[Row]) -> str:
 TABLES: Mapping[str, Callable[[Sequence[Row]], str]] = {
     "heads": heads_by_tolerance,
     "training": functools.partial(by_row, TRAINING),
+    "speed": functools.partial(one_by_one, SPEED),
+    "tokens": functools.partial(by_row, TOKENS),
+    **dict.fromkeys(("heldout", "everyday", "rules"), functools.partial(by_row, SPOKEN)),
 }
 
 

@@ -17,6 +17,7 @@ from flax import nnx
 from vadusa_jax.config import ModelConfig
 from vadusa_jax.decode.tree import Tree
 from vadusa_jax.model import cache as kv
+from vadusa_jax.model.compiler import jit_for_decoding
 from vadusa_jax.model.heads import SpeechLM
 
 STREAM_BYTES = 256 * 2**20  # far more than a last-level cache holds
@@ -87,7 +88,7 @@ def _cache(model: ModelConfig, batch: int, slots: int, dtype: jnp.dtype) -> kv.C
     )
 
 
-@jax.jit
+@jit_for_decoding()
 def _bare(lm: SpeechLM, mask_TT: jax.Array, depth_T: jax.Array, cache: kv.Cache, passes: jax.Array) -> jax.Array:
     batch, vocab = len(cache.length_B), lm.backbone.config.output_vocab
     mask_BTT = jnp.broadcast_to(mask_TT, (batch, *mask_TT.shape))
