@@ -6,14 +6,20 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
+from queue import Empty
 
 import compiled
 import nbformat
 import pytest
 from IPython.core.inputtransformer2 import TransformerManager
+from jupyter_client.asynchronous.client import AsyncKernelClient
+from jupyter_client.channels import AsyncZMQSocketChannel
+from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from toys import toy_voice
+from traitlets import Type
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "colab").glob("*.ipynb"))
@@ -23,6 +29,28 @@ SMALL = {  # what is set in the cell of settings
     "ablation": {"MODES": "exact,tolerance:3", "NODES": "4", "HEADS": "1,2", "LIMIT": 2},
     "train_tiny": {"SENTENCES": 12, "STEPS": 4, "EVERY": 2, "WIDTH": 16, "LAYERS": 1, "NODES": 4, "TEXT": "Yes."},
 }
+
+
+class Channel(AsyncZMQSocketChannel):
+    """Looks every second: now and then ZeroMQ does not tell of a reply, and the time limit would be waited out."""
+
+    async def get_msg(self, timeout=None):
+        end = time.monotonic() + (float("inf") if timeout is None else timeout)
+        while True:
+            try:
+                return await super().get_msg(timeout=max(0.0, min(1.0, end - time.monotonic())))
+            except Empty:
+                if time.monotonic() >= end:
+                    raise
+
+
+class Client(AsyncKernelClient):
+    shell_channel_class = Type(Channel)
+    iopub_channel_class = Type(Channel)
+
+
+class Manager(AsyncKernelManager):
+    client_factory = Type(Client)
 
 
 def code(notebook):
@@ -86,7 +114,8 @@ def run(cache, tmp_path, monkeypatch):
         cell.source += "".join(f"\n{key} = {value!r}" for key, value in settings.items())
         folder = tmp_path / name
         folder.mkdir(exist_ok=True)
-        NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": folder}}).execute()
+        resources = {"metadata": {"path": folder}}
+        NotebookClient(notebook, timeout=300, kernel_manager_class=Manager, resources=resources).execute()
         assert "Traceback" not in json.dumps(notebook)  # widgets show errors and go on
         return notebook
 

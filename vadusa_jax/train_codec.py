@@ -122,8 +122,9 @@ def make_kmeans(out: Path) -> None:
     from vadusa_jax.speech.huggingface import HubFeatures
 
     features = HubFeatures.fetch(MODEL.value, LAYER.value)
-    share = _utterances(CORPUS.value)[jax.process_index() :: jax.process_count()]
-    frames = (features.extract(wave_P) for *_, wave_P in _spoken(share, features.sample_rate, collections.Counter()))
+    share, reasons = _utterances(CORPUS.value)[jax.process_index() :: jax.process_count()], collections.Counter()
+    heard = _heard(share, features.sample_rate, reasons, jax.process_count())
+    frames = (features.extract(wave_P) for *_, wave_P in heard)
     centres = kmeans.fit(frames, CLUSTERS.value, SEED.value)
     if jax.process_count() > 1:
         gathered = multihost_utils.process_allgather((centres.centre_KD, centres.count_K))
@@ -133,6 +134,8 @@ def make_kmeans(out: Path) -> None:
         print(
             f"{out}: {CLUSTERS.value} centres of {MODEL.value}, layer {LAYER.value}, {centres.count_K.sum():.0f} frames"
         )
+    if reasons:
+        print(f"skipped by process {jax.process_index()}: {dict(reasons)}")
 
 
 def train_codebooks(out: Path) -> None:
@@ -171,7 +174,7 @@ def train_sound(out: Path, other: Codec | None) -> None:
         return
     config = start.config if start else sizes_for(other, CodecConfig()) if other else CodecConfig()
     vocabulary = Vocabulary.english()
-    recordings = read_recordings(CORPUS.value, vocabulary, config.sample_rate, HOURS.value)
+    recordings = read_recordings(CORPUS.value, vocabulary, config.sample_rate)
     if other:
         encoded = tqdm(recordings, "encode", disable=None)
         recordings = [dataclasses.replace(one, tokens_T=other.encode(one.wave_P)) for one in encoded]
@@ -194,15 +197,15 @@ def recipe() -> CodecTraining:
     return dataclasses.replace(DEFAULTS, seed=SEED.value, **minutes)
 
 
-def read_recordings(root: str, vocabulary: Vocabulary, sample_rate: int, hours: float | None) -> list[Recording]:
+def read_recordings(root: str, vocabulary: Vocabulary, sample_rate: int) -> list[Recording]:
     """Waves and phones of a corpus; what cannot be used is counted by reason and left out."""
-    reasons, recordings, seconds = collections.Counter(), [], 0.0
-    for speaker, phones, wave_P in _spoken(_utterances(root), sample_rate, reasons):
-        recordings.append(Recording(wave_P, vocabulary.encode(phones), speaker))
-        seconds += len(wave_P) / sample_rate
-        if hours and seconds >= 3600 * hours:
-            break
-    print(f"{len(recordings)} recordings, {seconds / 3600:.2f} h; skipped: {dict(reasons) or 'none'}")
+    reasons = collections.Counter()
+    recordings = [
+        Recording(wave_P, vocabulary.encode(phones), speaker)
+        for speaker, phones, wave_P in _spoken(_utterances(root), sample_rate, reasons)
+    ]
+    hours = sum(len(one.wave_P) for one in recordings) / sample_rate / 3600
+    print(f"{len(recordings)} recordings, {hours:.2f} h; skipped: {dict(reasons) or 'none'}")
     if not recordings:
         raise app.UsageError(f"{root} holds no usable recording")
     return recordings
@@ -217,18 +220,35 @@ def _utterances(root: str) -> list[Utterance]:
     return _spread(list(corpus))
 
 
+def _heard(
+    utterances: list[Utterance], sample_rate: int, reasons: collections.Counter, processes: int = 1
+) -> Iterator[tuple[str, str, np.ndarray]]:
+    """Speaker, text and wave of each utterance that can be heard, up to a process's part of --hours of them.
+
+    Those that cannot are counted in `reasons`.
+    """
+    seconds, most = 0.0, 3600 * HOURS.value / processes if HOURS.value else float("inf")
+    for utterance in tqdm(utterances, "read", disable=None):
+        if seconds >= most:
+            return
+        try:
+            text, wave_P, _, _ = read_utterance(utterance, sample_rate, Limits())
+        except LeftOut as error:
+            reasons[error.reason] += 1
+            continue
+        seconds += len(wave_P) / sample_rate
+        yield utterance.speaker, text, wave_P
+
+
 def _spoken(
     utterances: list[Utterance], sample_rate: int, reasons: collections.Counter
 ) -> Iterator[tuple[str, str, np.ndarray]]:
     """Speaker, phones and wave of each utterance that can be heard and spoken; the others are counted in `reasons`."""
-    for utterance in tqdm(utterances, "read", disable=None):
+    for speaker, text, wave_P in _heard(utterances, sample_rate, reasons):
         try:
-            text, wave_P, _, _ = read_utterance(utterance, sample_rate, Limits())
-            phones = phonemize(text)
-        except (LeftOut, UnspeakableText) as error:
-            reasons[error.reason if isinstance(error, LeftOut) else "unspeakable text"] += 1
-            continue
-        yield utterance.speaker, phones, wave_P
+            yield speaker, phonemize(text), wave_P
+        except UnspeakableText:
+            reasons["unspeakable text"] += 1
 
 
 def trained_stages(folder: Path) -> dict:
