@@ -64,7 +64,8 @@ GRID=tolerance:1,tolerance:2,tolerance:3,tolerance:5
 
 make how "" demo --say "We measured the distance again this morning." --modes exact --figure vadusa_jax/assets/how.png
 make heldout "" evaluate --texts heldout --seeds 3 --modes "ar,$SIZES,$LARGE" --opinions= --out "$OUT/heldout"
-make everyday "" evaluate --texts everyday --seeds 3 --modes "ar,exact:nodes=64,$LARGE" --opinions= --out "$OUT/everyday"
+make everyday "" evaluate --texts everyday --seeds 3 --modes "ar,exact:nodes=64,$LARGE" --opinions= \
+    --out "$OUT/everyday"
 make heads "" ablate --limit 60 --heads 1,2,3,4,5,6 --modes "$GRID" --opinions= --out "$OUT/heads"
 make rules out/draft ablate --limit 40 --draft out/draft --opinions= --out "$OUT/rules"
 make speed "" bench --batch 1,8 --queue --stream --csv "$OUT/speed.csv" --json "$OUT/speed.json"
@@ -77,7 +78,8 @@ make corpus out/asterisk prepare tokens --corpus out/asterisk --dev_utterances 0
     --out "$OUT/tokens"
 
 if [[ ! $DRY_RUN ]]; then
-    keep training # of launch/ablate_training.sh, which takes an hour and is not run from here
+    keep training # of launch/ablate_training.sh and ablate_tokens.sh, which take an hour and are not run from here
+    keep tokens
     "$VENV/bin/python" launch/readme_tables.py
 fi
 
