@@ -181,7 +181,7 @@ def test_counting_sees_compilation_and_fetching():
 def test_a_bare_pass_is_within_the_step():
     """The bare loop really runs the backbone in every turn: XLA counts the work of a loop's body once."""
     lm, tree = toy_model(), chain(3)
-    cost = roofline._bare.lower(
+    cost = roofline._bare.compiled().lower(
         lm, jnp.asarray(tree.ancestor_TT), jnp.asarray(tree.depth_T), roofline._cache(MODEL, 2, 64, jnp.float32), 5
     ).compile().cost_analysis()  # fmt: skip
     per_token = roofline.weight_bytes(lm, 0) / 4 * 2  # a multiplication and an addition for each weight
