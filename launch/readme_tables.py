@@ -39,9 +39,9 @@ def mode(row: Row) -> str:
     return NAMES.get(row["mode"], f"`{row['mode']}`")
 
 
-def number(key: str, digits: int = 0) -> Callable[[Row], str | None]:
+def number(key: str, digits: int = 0, scale: float = 1.0, unit: str = "") -> Callable[[Row], str | None]:
     """A number; None where the row has none."""
-    return lambda row: None if row[key] is None else f"{row[key]:.{digits}f}"
+    return lambda row: None if row[key] is None else f"{scale * row[key]:.{digits}f}{unit}"
 
 
 def spread(key: str, digits: int = 2, scale: float = 1.0) -> Callable[[Row], str | None]:
@@ -81,6 +81,25 @@ TOKENS: Cells = {
     "passes a second of speech": number("passes_per_s", 1),
     "WER % (95% interval)": percent("wer"),
 }
+DECODE: Cells = {
+    "nodes": number("nodes"),
+    "minimum MB": number("minimum_bytes", 0, 1e-6),
+    "main memory MB": number("hbm_bytes", 0, 1e-6),
+    "XLA's bytes accessed MB": number("xla_bytes", 0, 1e-6),
+    "roofline µs": number("roofline_us"),
+    "tokens per step, exact": number("tokens_per_step", 2),
+    "projected speed-up": number("projected_speedup", 2),
+}
+PODS: Cells = {
+    "topology": lambda row: row["topology"],
+    "chips": number("chips"),
+    "positions a chip": lambda row: f"{row['tokens']:,.0f}",
+    "memory GB (of 17.2)": number("memory_bytes", 1, 1e-9),
+    "all-reduce, sent MB": lambda row: f"{row['collectives']['all-reduce']['bytes'] / 1e6:.0f}",
+    "links ms": number("ici_s", 1, 1e3),
+    "links, not hidden %": number("ici_share", 1, 100),
+    "positions a second, at most": number("tokens_per_s", 1, 1e-6, " M"),
+}
 TRAINING: Cells = {
     "heads": lambda row: row["model"],
     "dev loss of the runs": lambda row: ", ".join(f"{loss:.3f}" for loss in row["dev_loss"]),
@@ -118,6 +137,8 @@ TABLES: Mapping[str, Callable[[Sequence[Row]], str]] = {
     "training": functools.partial(by_row, TRAINING),
     "speed": functools.partial(one_by_one, SPEED),
     "tokens": functools.partial(by_row, TOKENS),
+    "decode": functools.partial(by_row, DECODE),
+    **dict.fromkeys(("pods", "pods_16"), functools.partial(by_row, PODS)),
     **dict.fromkeys(("heldout", "everyday", "rules"), functools.partial(by_row, SPOKEN)),
 }
 

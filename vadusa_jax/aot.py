@@ -21,7 +21,7 @@ from tqdm import tqdm
 from vadusa_jax.config import SHAPES, Config, HeadsConfig, from_config_dict
 from vadusa_jax.decode.fit import wide_tree
 from vadusa_jax.evaluation import pods, tpu
-from vadusa_jax.evaluation.report import Columns, markdown_table, write_json
+from vadusa_jax.evaluation.report import Columns, markdown_table, write_csv, write_json
 from vadusa_jax.evaluation.topology import NoTopology, find_chip, find_topology
 from vadusa_jax.training.compiled import DoesNotFit, compile_train
 
@@ -56,6 +56,7 @@ TOKENS = flags.DEFINE_list(
 ROWS = flags.DEFINE_integer("rows", None, "Rows of the batch per chip; by default those of the config.", lower_bound=1)
 FIND_BATCH = flags.DEFINE_bool("find_batch", False, "Find the most rows per chip that fit into its memory.")
 JSON = flags.DEFINE_string("json", None, "File for the figures.")
+CSV = flags.DEFINE_string("csv", None, "File for the rows of the table.")
 flags.register_validator("nodes", lambda sizes: all(s.isdecimal() and int(s) for s in sizes), "must be numbers over 0")
 
 
@@ -109,6 +110,8 @@ def train_row(topology: str, config: Config) -> dict:
 def _show(rows: list[dict], columns: Columns, legend: str) -> None:
     if JSON.value:
         write_json(Path(JSON.value), rows)
+    if CSV.value:
+        write_csv(Path(CSV.value), rows)
     print(markdown_table(rows, columns), legend, sep="\n")
 
 
