@@ -70,8 +70,9 @@ make heads "" ablate --limit 60 --heads 1,2,3,4,5,6 --modes "$GRID" --opinions= 
 make rules out/draft ablate --limit 40 --draft out/draft --opinions= --out "$OUT/rules"
 make speed "" bench --batch 1,8 --queue --stream --csv "$OUT/speed.csv" --json "$OUT/speed.json"
 make decode "" aot decode --topology v5e:2x2 --shape 150m --csv "$OUT/decode.csv"
-make pods "" aot train --topology v5e:4x4,v5e:8x8 --config configs/libritts.py --rows 8
-make pods_16 "" aot train --topology v5e:8x8 --config configs/libritts.py --rows 16
+make pods "" aot train --topology v5e:4x4,v5e:8x8 --config configs/libritts.py --rows 8 \
+    --csv "$OUT/pods.csv"
+make pods_16 "" aot train --topology v5e:8x8 --config configs/libritts.py --rows 16 --csv "$OUT/pods_16.csv"
 make step out/demo_train/tokens train --config configs/demo.py --measure 10
 make step_adamw out/demo_train/tokens train --config configs/demo.py --measure 10 --config.train.optimizer=adamw
 make corpus out/asterisk prepare tokens --corpus out/asterisk --dev_utterances 0.1 --codec vadusa_jax/assets/demo/codec \
