@@ -80,7 +80,7 @@ make corpus out/asterisk prepare tokens --corpus out/asterisk --dev_utterances 0
 
 if [[ ! $DRY_RUN ]]; then
     keep training # of launch/ablate_training.sh and ablate_tokens.sh, which take an hour and are not run from here
-    keep tokens
+    keep types
     "$VENV/bin/python" launch/readme_tables.py
 fi
 

@@ -19,18 +19,6 @@ Row = Mapping[str, object]
 Cells = Mapping[str, Callable[[Row], str | None]]  # heading -> what stands below it; None is a dash
 
 
-def percent(key: str) -> Callable[[Row], str | None]:
-    """A share with its interval, in percent; None where the row has none."""
-
-    def show(row: Row) -> str | None:
-        if row[key] is None:
-            return None
-        low, high = row[f"{key}_interval"]
-        return f"{100 * row[key]:.1f} ({100 * low:.1f} to {100 * high:.1f})"
-
-    return show
-
-
 NAMES = {"ground_truth": "recorded speech", "codec": "recorded speech through the codec"}
 
 
@@ -44,16 +32,21 @@ def number(key: str, digits: int = 0, scale: float = 1.0, unit: str = "") -> Cal
     return lambda row: None if row[key] is None else f"{scale * row[key]:.{digits}f}{unit}"
 
 
-def spread(key: str, digits: int = 2, scale: float = 1.0) -> Callable[[Row], str | None]:
-    """A median with the range of its repetitions; None where the row has none."""
+def spread(key: str, digits: int = 2, scale: float = 1.0, ends: str = "range") -> Callable[[Row], str | None]:
+    """A number with the ends of its range or interval; None where the row has none."""
 
     def show(row: Row) -> str | None:
         if row[key] is None:
             return None
-        value, low, high = (f"{scale * x:.{digits}f}" for x in (row[key], *row[f"{key}_range"]))
+        value, low, high = (f"{scale * x:.{digits}f}" for x in (row[key], *row[f"{key}_{ends}"]))
         return f"{value} ({low} to {high})"
 
     return show
+
+
+def percent(key: str) -> Callable[[Row], str | None]:
+    """A share with its interval, in percent."""
+    return spread(key, 1, 100, "interval")
 
 
 SPOKEN: Cells = {
@@ -74,7 +67,7 @@ SPEED: Cells = {
     "projected": spread("projected_speedup"),
     "beyond the bare pass %": spread("beyond_bare", 0, 100),
 }
-TOKENS: Cells = {
+TYPES: Cells = {
     "tokens": lambda row: row["model"],
     "mode": mode,
     "tokens per step": number("tokens_per_step", 2),
@@ -136,7 +129,7 @@ TABLES: Mapping[str, Callable[[Sequence[Row]], str]] = {
     "heads": heads_by_tolerance,
     "training": functools.partial(by_row, TRAINING),
     "speed": functools.partial(one_by_one, SPEED),
-    "tokens": functools.partial(by_row, TOKENS),
+    "types": functools.partial(by_row, TYPES),
     "decode": functools.partial(by_row, DECODE),
     **dict.fromkeys(("pods", "pods_16"), functools.partial(by_row, PODS)),
     **dict.fromkeys(("heldout", "everyday", "rules"), functools.partial(by_row, SPOKEN)),
