@@ -24,7 +24,8 @@ timbre of a reference: both stages of the embedded codec, without an encoder.
     python -m vadusa_jax.train_codec --init out/codec --corpus LibriTTS/train-clean-100 --out out/codec_more
 
 trains an embedded codec further, on other speakers for example. Its tokens wander, and a language model of them has to
-be trained anew.
+be trained anew; those of the speakers that `--keep NAME` gives stay nearly what they were, so that it only has to be
+trained further.
 
     python -m vadusa_jax.train_codec codebooks --codec out/codec --corpus LibriTTS/train-clean-100 --out out/nar
 
@@ -83,6 +84,7 @@ DEPTH = flags.DEFINE_integer("depth", NarConfig.layers, "codebooks: layers of th
 WIDTH = flags.DEFINE_integer("width", NarConfig.width, "codebooks: width of the stage, 64 for each attention head.", 64)
 flags.register_validator("width", lambda width: width % 64 == 0, "must be a multiple of 64")
 INIT = flags.DEFINE_string("init", None, "Folder of an embedded codec to train further; its sizes are kept.")
+KEEP = flags.DEFINE_list("keep", [], "Speakers of the corpus whose tokens --init leaves as they are, as far as it can.")
 AGAIN = flags.DEFINE_bool("again", False, "Train a finished vocoder for some minutes more.")
 
 
@@ -167,6 +169,8 @@ def train_sound(out: Path, other: Codec | None) -> None:
         raise app.UsageError("sound begins from nothing: it takes no --init")
     if start and not isinstance(start, FsqCodec):
         raise app.UsageError(f"--init trains an embedded codec further: {INIT.value} is a {type(start).__name__}")
+    if KEEP.value and not start:
+        raise app.UsageError("--keep is for the tokens of --init, which is not given")
     if codec and other:
         other = codec.inner  # whose tokens stage 1 learned
     if codec and "vocoder" in trained_stages(out) and not AGAIN.value:
@@ -201,13 +205,15 @@ def read_recordings(root: str, vocabulary: Vocabulary, sample_rate: int) -> list
     """Waves and phones of a corpus; what cannot be used is counted by reason and left out."""
     reasons = collections.Counter()
     recordings = [
-        Recording(wave_P, vocabulary.encode(phones), speaker)
+        Recording(wave_P, vocabulary.encode(phones), speaker, speaker in KEEP.value)
         for speaker, phones, wave_P in _spoken(_utterances(root), sample_rate, reasons)
     ]
     hours = sum(len(one.wave_P) for one in recordings) / sample_rate / 3600
     print(f"{len(recordings)} recordings, {hours:.2f} h; skipped: {dict(reasons) or 'none'}")
     if not recordings:
         raise app.UsageError(f"{root} holds no usable recording")
+    if strangers := set(KEEP.value) - {recording.speaker for recording in recordings}:
+        raise app.UsageError(f"--keep: nothing usable of {', '.join(sorted(strangers))} in {root}")
     return recordings
 
 

@@ -27,10 +27,13 @@ class Fsq:
     def vocab_size(self) -> int:
         return math.prod(self.levels)
 
-    def round(self, z: jax.Array) -> jax.Array:
-        """Latents [..., D] to digits 0 .. levels[d] - 1 (floats), with the gradient of the squashing alone."""
-        top = jnp.asarray(self.levels, jnp.float32).reshape((1,) * (z.ndim - 1) + (-1,)) - 1.0
-        squashed = jax.nn.sigmoid(z) * (top + 1.0) - 0.5  # every digit owns an equal share of the sigmoid's range
+    def squash(self, z: jax.Array) -> jax.Array:
+        """Latents [..., D] to -0.5 .. levels[d] - 0.5: every digit owns an equal share of the sigmoid's range."""
+        return jax.nn.sigmoid(z) * jnp.asarray(self.levels, jnp.float32).reshape((1,) * (z.ndim - 1) + (-1,)) - 0.5
+
+    def round(self, squashed: jax.Array) -> jax.Array:
+        """What `squash` gives to digits 0 .. levels[d] - 1 (floats), with the gradient of the squashing alone."""
+        top = jnp.asarray(self.levels, jnp.float32).reshape((1,) * (squashed.ndim - 1) + (-1,)) - 1.0
         digits = jnp.clip(jnp.round(squashed), 0.0, top)
         return squashed + jax.lax.stop_gradient(digits - squashed)
 
@@ -119,10 +122,14 @@ class Encoder(nnx.Module):
             config.kernel, config.expansion, rngs,
         )  # fmt: skip
 
-    def __call__(self, mel_BFM: jax.Array, mask_BT: jax.Array) -> jax.Array:
+    def squashed(self, mel_BFM: jax.Array, mask_BT: jax.Array) -> jax.Array:
+        """What is rounded to digits [B, T, D]."""
         batch, count, mels = mel_BFM.shape
         stacked = to_unit(mel_BFM).reshape(batch, count // self.stack, self.stack * mels)
-        return self.fsq.round(self.body(stacked, mask_BT))
+        return self.fsq.squash(self.body(stacked, mask_BT))
+
+    def __call__(self, mel_BFM: jax.Array, mask_BT: jax.Array) -> jax.Array:
+        return self.fsq.round(self.squashed(mel_BFM, mask_BT))
 
 
 class Timbre(nnx.Module):

@@ -19,6 +19,7 @@ class Recording:
     wave_P: np.ndarray
     phones: Sequence[int]
     speaker: str = ""
+    kept: bool = False  # whether the codec that is trained further shall keep its tokens
     tokens_T: np.ndarray | None = None  # of a codec that is not trained here
 
 
@@ -73,6 +74,7 @@ def sentence_rows(
             "mask_BT": np.zeros((sizes.rows, limit), np.float32),
             "phones_BL": np.zeros((sizes.rows, label_limit), np.int32),
             "tokens_BT": np.zeros((sizes.rows, limit), np.int32),
+            "kept_B": np.zeros(sizes.rows, np.float32),
         }
         reference_BP = []
         for row in range(sizes.rows):
@@ -80,6 +82,7 @@ def sentence_rows(
             pool += [next(queue) for _ in range(POOL - len(pool))]
             speaker = recordings[pool[0]].speaker
             reference_BP.append(references.draw(pool[0], rng))
+            batch["kept_B"][row] = recordings[pool[0]].kept
             while choice := [i for i in pool if length_N[i] <= limit - at and recordings[i].speaker == speaker]:
                 best = choice[0] if at == 0 else max(choice, key=length_N.__getitem__)
                 pool.remove(best)

@@ -37,6 +37,7 @@ class CodecTraining:
     clip_norm: float = 1.0
     batch: BatchSizes = dataclasses.field(default_factory=BatchSizes)
     phone_weight: float = 0.2
+    keep_weight: float = 3.0  # a kept digit that is off by one weighs as much as this much of log-mel
     reader_width: int = 192
     reader_layers: int = 3
     deceiving_weight: float = 0.05  # stage 2: of the discriminator's losses

@@ -54,8 +54,8 @@ def train_tokens(
     """Stage 1: a codec without vocoder, and the figures of its training.
 
     With a codec to start from, whose sizes `config` has (its timbre may be new), that one is learned further: first
-    what is new, beside the old encoder, then all of it with smaller steps. Its tokens wander. Its vocoder is the
-    old one, for stage 2 to train further.
+    what is new, beside the old encoder, then all of it with smaller steps. Its tokens wander, but for those of
+    recordings that are `kept`. Its vocoder is the old one, for stage 2 to train further.
     """
     codec = new_codec(config, training.seed)
     reader = Reader(config, training, symbols, rngs=nnx.Rngs(training.seed + 1))
@@ -68,7 +68,8 @@ def train_tokens(
     first, then = _part(training, FIRST_SHARE), _part(training, 1.0 - FIRST_SHARE, SMALLER_STEPS)
     renderer, trained, _ = _train_decoder(renderer, {"reader": reader}, {"encoder": start.encoder}, recordings, first)
     modules = {"encoder": start.encoder, "reader": trained["reader"]}
-    renderer, trained, figures = _train_decoder(renderer, modules, {}, recordings, then)
+    old = {"old": start.encoder} if any(recording.kept for recording in recordings) else {}
+    renderer, trained, figures = _train_decoder(renderer, modules, old, recordings, then)
     return FsqCodec(trained["encoder"], dataclasses.replace(renderer, vocoder=start.renderer.vocoder)), figures
 
 
@@ -110,7 +111,7 @@ def _train_decoder(
     training: CodecTraining,
 ) -> tuple[Renderer, dict[str, nnx.Module], dict[str, float]]:
     batches = sentence_rows(recordings, renderer.config, training.batch, training.seed)
-    loss = functools.partial(token_loss, renderer.config, training.phone_weight)
+    loss = functools.partial(token_loss, renderer.config, training)
     modules = modules | {"decoder": renderer.decoder} | ({"timbre": renderer.timbre} if renderer.timbre else {})
     trained, figures = fit(modules, fixed, loss, batches, training, training.minutes_codec, "tokens")
     renderer = dataclasses.replace(renderer, decoder=trained["decoder"], timbre=trained.get("timbre"), vocoder=None)
@@ -143,8 +144,11 @@ def train_vocoder(
     return dataclasses.replace(codec, renderer=dataclasses.replace(renderer, vocoder=trained["vocoder"])), figures
 
 
-def token_loss(config: CodecConfig, phone_weight: float, modules: dict[str, nnx.Module], batch: Batch):
-    """L1 of the log-mel over what is sound, and the reader's CTC loss per phone where there is a reader."""
+def token_loss(config: CodecConfig, training: CodecTraining, modules: dict[str, nnx.Module], batch: Batch):
+    """L1 of the log-mel over what is sound, and the reader's CTC loss per phone where there is a reader.
+
+    Beside an old encoder also how far kept rows are, before rounding, from the digits that it gives them.
+    """
     mask_BT, mel_BFM = batch["mask_BT"], log_mel(config, batch["wave_BP"])
     digits_BTD, made_BFM = _coded(config, modules, batch, mel_BFM)
     mask_BF1 = jnp.repeat(mask_BT, config.stack, axis=1)[..., None]
@@ -154,7 +158,13 @@ def token_loss(config: CodecConfig, phone_weight: float, modules: dict[str, nnx.
     phones_BL, logits_BTS = batch["phones_BL"], modules["reader"](digits_BTD, mask_BT)
     unused_BL = (phones_BL == 0).astype(jnp.float32)
     phone_loss = optax.ctc_loss(logits_BTS, 1.0 - mask_BT, phones_BL, unused_BL).sum() / (1.0 - unused_BL).sum()
-    return mel_loss + phone_weight * phone_loss, {"mel": mel_loss, "phone": phone_loss}
+    loss, figures = mel_loss + training.phone_weight * phone_loss, {"mel": mel_loss, "phone": phone_loss}
+    if "old" in modules:
+        off_BTD = jnp.abs(modules["encoder"].squashed(mel_BFM, mask_BT) - modules["old"].squashed(mel_BFM, mask_BT))
+        kept_BT = mask_BT * batch["kept_B"][:, None]
+        figures["off"] = (off_BTD.mean(axis=-1) * kept_BT).sum() / jnp.maximum(kept_BT.sum(), 1.0)
+        loss += training.keep_weight * figures["off"]
+    return loss, figures
 
 
 def _coded(
