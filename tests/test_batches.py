@@ -1,5 +1,6 @@
 """Laws of packing and resuming, on token records written to disk."""
 
+import collections
 import dataclasses
 import itertools
 import json
@@ -126,6 +127,12 @@ def test_prompts_are_of_the_same_speaker_and_every_record_is_said_once(tmp_path)
     assert sorted(found) == sorted(map(said, made))
     stream = batches.train_batches(data, MODEL)
     assert len(stream.names(1)) >= len(unpack(next(stream)))
+
+    most = collections.Counter(record.speaker for record in spoken).most_common(1)[0][0]
+    rows = batches.Rows(dataclasses.replace(data, usual_alone=True), MODEL, "train", shuffle=True)
+    prompted = {rows.name(i): len(rows.records(i)) == 2 for row in rows.plan for i in row.tolist()}
+    shares = {s: np.mean([prompted[r.id] for r in spoken if r.speaker == s]) for s in {r.speaker for r in spoken}}
+    assert 0.4 < shares.pop(most) < 0.95 and set(shares.values()) == {1.0} and not prompted["alone"]
 
     bad = pairs[0][0].id  # a record that cannot be used costs those behind it their prompt, and no more
     damaged = [dataclasses.replace(r, speech=np.full_like(r.speech, 77)) if r.id == bad else r for r in by_id.values()]

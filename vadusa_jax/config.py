@@ -99,6 +99,8 @@ class DataConfig:
     batch_rows: int = 8  # rows per step, over all devices
     packing_bins: int = 64  # rows that are open at a time while records are packed
     prompt_share: float = 0.0  # of the training records that follow another one of the same speaker, as after a prompt
+    usual_alone: bool = False  # True: a share above 0 is that of who speaks most, and all others follow one, so that
+    # without a prompt the voice is always that of the usual speaker, as is the codec's without a reference
     corrupt_share: float = 0.01  # of a split; more corrupt records than that are an error
     seed: int = 0
 

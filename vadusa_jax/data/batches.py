@@ -76,7 +76,9 @@ class Rows:
         self._before_N = np.full(len(length_N), -1)
         if shuffle and data.prompt_share:
             speaker_N = record_speakers(data.dir, split, self._source)
-            self._before_N = pair_up(length_N, speaker_N, data.prompt_share, data.row_length, data.seed)
+            self._before_N = pair_up(
+                length_N, speaker_N, data.prompt_share, data.row_length, data.seed, data.usual_alone
+            )
             length_N = length_N + np.where(self._before_N >= 0, length_N[self._before_N], 0)
         order = np.flatnonzero(length_N)
         for i in np.flatnonzero(length_N == 0):

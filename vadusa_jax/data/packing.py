@@ -36,16 +36,21 @@ def first_fit(length_N: np.ndarray, order: np.ndarray, row_length: int, bins: in
     return [np.array(row, np.int32) for row in (*rows, *open_rows) if row]
 
 
-def pair_up(length_N: np.ndarray, speaker_N: np.ndarray, share: float, row_length: int, seed: int) -> np.ndarray:
+def pair_up(
+    length_N: np.ndarray, speaker_N: np.ndarray, share: float, row_length: int, seed: int, usual_alone: bool = False
+) -> np.ndarray:
     """The number of the record that goes in front of each as its speech prompt, -1 for none.
 
     A `share` of the records gets one, of the same speaker and such that both fit into a row: the first fitting one of a
-    few drawn. The same seed draws the same.
+    few drawn. With `usual_alone` it is a share of those of the speaker with most records, and all of the others get one
+    where there is one. The same seed draws the same.
     """
     rng, before_N = np.random.default_rng(seed), np.full(len(length_N), -1)
-    for speaker in np.unique(speaker_N):
+    speakers, counts = np.unique(speaker_N, return_counts=True)
+    for speaker, count in zip(speakers, counts, strict=True):
         members = np.flatnonzero((speaker_N == speaker) & (length_N > 0))
-        chosen = members[rng.random(len(members)) < share]
+        own_share = 1.0 if usual_alone and count < counts.max() else share
+        chosen = members[rng.random(len(members)) < own_share]
         if len(members) < 2 or not len(chosen):
             continue
         drawn_CK = members[rng.integers(len(members), size=(len(chosen), TRIES))]
