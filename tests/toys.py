@@ -37,6 +37,10 @@ CODEC = CodecConfig(
     levels=(5, 4), encoder_width=8, encoder_layers=1, decoder_width=8, decoder_layers=1, refiner_layers=1,
     vocoder_width=8, vocoder_layers=1,
 )  # fmt: skip
+THOUSAND = CodecConfig(
+    encoder_width=16, encoder_layers=2, decoder_width=16, decoder_layers=1, refiner_layers=1, vocoder_width=16,
+    vocoder_layers=2,
+)  # fmt: skip
 TINY = Config(
     model=dataclasses.replace(MODEL, text_vocab=128, layers=1, width=16, attention_heads=2, ffn=16),
     heads=dataclasses.replace(HEADS, count=2, layers=1),
@@ -114,6 +118,10 @@ def toy_codec(config: CodecConfig = CODEC, seed: int = 0) -> FsqCodec:
     for part in (codec.encoder, codec.renderer.decoder, codec.renderer.vocoder, *filter(None, [codec.renderer.timbre])):
         nnx.update(part, jax.tree_util.tree_map_with_path(fresh, nnx.state(part, nnx.Param)))
     return codec
+
+
+def noise(samples: int, seed: int = 0) -> np.ndarray:
+    return (0.1 * np.random.default_rng(seed).standard_normal(samples)).astype(np.float32)
 
 
 def toy_voice(folder: Path, seed: int = 0) -> Path:
