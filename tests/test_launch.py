@@ -136,6 +136,14 @@ def test_every_flag_is_one_that_its_entry_point_defines(pipeline):
     check_flags([*ran.stdout.splitlines(), *figures().values()])
 
 
+def test_a_voice_to_start_from_reaches_its_codec_and_its_model(pipeline):
+    _, ran = pipeline("--dry-run", "--init", "out/voice", "--hours_each", 0.5)
+    check_flags(ran.stdout.splitlines())
+    stages = dict(line.split(": ", 1) for line in ran.stdout.splitlines())
+    assert "--hours_each 0.5" in stages["corpus"]
+    assert "--init out/voice/codec --keep joe" in stages["codec"] and "--init out/voice" in stages["train"]
+
+
 @pytest.mark.parametrize(
     ("script", "environment", "modules"),
     [
